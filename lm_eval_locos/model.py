@@ -1,0 +1,434 @@
+"""The harness model type ``locos-ablated``: HFLM with heads ablated while requests run.
+
+    lm_eval --model locos-ablated \\
+      --model_args pretrained=MODEL,heads=ranking.json,num_heads=20 --tasks nolima,musique
+
+Every HFLM argument keeps working. `LocosAblatedLM.__init__` lists the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+
+from lm_eval_locos import __version__
+from lm_eval_locos.ablation import SITES, Site, ablate, refuse_compiled
+from lm_eval_locos.architecture import Head, check_heads, describe
+from lm_eval_locos.cache import cached, model_identity
+from lm_eval_locos.calibration import (
+    AVERAGES,
+    MAX_TOKENS,
+    MODES,
+    Average,
+    Calibration,
+    Mode,
+    calibrate,
+    constants,
+    read_prompts,
+)
+from lm_eval_locos.conditions import REQUEST_KEY, Condition, parse_head_list
+from lm_eval_locos.errors import (
+    SKIPPED,
+    DataError,
+    LocosError,
+    ModelError,
+    RankingError,
+    install_excepthook,
+)
+from lm_eval_locos.families import FAMILIES, calibration_prompts
+from lm_eval_locos.ranking import HeadRanking
+
+Overlength = Literal["error", "skip", "truncate"]
+Select = Literal["top", "bottom", "random", "layer-random", "list"]
+CACHE_KEY = "locos_ablation"
+"""Key under which ``--use_cache`` databases carry the identity of the ablation."""
+
+_EXAMPLE = (
+    "lm_eval --model locos-ablated --model_args "
+    "pretrained=HuggingFaceTB/SmolLM2-135M-Instruct,heads=ranking.json,num_heads=20 "
+    "--tasks nolima,musique --apply_chat_template"
+)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+install_excepthook()
+
+
+class _Setting(NamedTuple):
+    """What decides how a request is ablated; requests of one setting run together."""
+
+    condition: Condition
+    family: str | None  # whose calibration prompts the means come from; None: of all families
+    templated: bool  # whether prompts went through the chat template
+
+
+class LocosAblatedLM(HFLM):
+    """A Hugging Face causal language model with attention heads ablated."""
+
+    def __init__(
+        self,
+        pretrained: Any = None,
+        *,
+        heads: str | HeadRanking | None = None,
+        num_heads: int = 50,
+        select: Select = "top",
+        head_list: str | Sequence[str] | None = None,
+        seed: int = 42,
+        site: Site = "query",
+        mode: Mode = "mean",
+        calibration: str = "auto",
+        num_calibration: int = 50,
+        average: Average = "prompt",
+        on_overlength: Overlength = "error",
+        **kwargs: Any,
+    ) -> None:
+        """Loads the model and chooses the heads; means are measured when first needed.
+
+        Args:
+            pretrained: as for HFLM.
+            heads: the ranking: a path, ``hf://datasets/OWNER/REPO/PATH.json`` or a `HeadRanking`.
+            num_heads: k, how many heads are ablated; 0 is the baseline.
+            select: ``top`` or ``bottom`` k of the ranking, k ``random`` heads without the top k,
+                the same with as many per layer as the top k has (``layer-random``), or ``list``.
+            head_list: the heads of ``select=list``, such as ``3-1;7-2``.
+            seed: of random heads, of resampling and of the calibration prompts.
+            site: ``query`` (the slice of q_proj's output) or ``output`` (of o_proj's input).
+            mode: ``mean``, ``zero`` or ``resample``.
+            calibration: ``auto`` (each task's own family; all five for other tasks), a family's
+                name, or a file of prompts (text, one a line, or JSONL with ``text``).
+            num_calibration: how many calibration prompts.
+            average: mean over tokens per ``prompt`` and then over prompts, or over every ``token``.
+            on_overlength: what to do with a prompt that would be cut: ``error``, ``skip`` (counted
+                and reported, tasks of this package leave it out) or ``truncate`` (as ``hf`` does).
+            **kwargs: everything HFLM takes.
+
+        Raises:
+            LocosError: a missing or wrong argument, a ranking that does not fit the model, or a
+                model that is not supported.
+        """
+        if pretrained is None:
+            raise LocosError(f"locos-ablated: pretrained is missing. For example:\n  {_EXAMPLE}")
+        _check("site", site, SITES)
+        _check("mode", mode, MODES)
+        _check("average", average, AVERAGES)
+        _check("on_overlength", on_overlength, get_args(Overlength))
+        self.site, self.mode, self.average = site, mode, average
+        self.on_overlength, self.seed = on_overlength, _count("seed", seed)
+        self.calibration_source = str(calibration)
+        self.num_calibration = _count("num_calibration", num_calibration, least=1)
+        self.condition = _condition(select, _count("num_heads", num_heads), head_list, self.seed)
+        self.ranking = _ranking(heads, self.condition)
+
+        super().__init__(pretrained, **kwargs)
+        if self.backend != "causal":
+            raise ModelError(
+                f"pretrained={pretrained} is a {self.backend} model. locos-ablated works on "
+                "decoder-only (causal) models."
+            )
+        self.architecture = describe(self.model)
+        refuse_compiled(self.model)
+        if self.ranking is not None:
+            self.ranking.check_fits(self.architecture.fingerprint)
+        self.heads: dict[Condition, tuple[Head, ...]] = {}
+        self._select(self.condition)
+        self.calibrations: dict[tuple[str | None, bool], tuple[Calibration, dict[str, Any]]] = {}
+        self.skipped: Counter[str] = Counter()
+        self._identity: str | None = None
+
+    # -- running requests ------------------------------------------------------------------
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """As HFLM, each request under its condition; see ``on_overlength`` for long prompts."""
+        long = set(self._too_long(requests))
+        fits = [request for i, request in enumerate(requests) if i not in long]
+        answers = iter(self._ablated(fits, super().generate_until, disable_tqdm))
+        return [SKIPPED if i in long else next(answers) for i in range(len(requests))]
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """As HFLM, under the default condition."""
+        return self._ablated(requests, super().loglikelihood, disable_tqdm)
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """As HFLM, under the default condition."""
+        return self._ablated(requests, super().loglikelihood_rolling, disable_tqdm)
+
+    def _model_generate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop(REQUEST_KEY, None)  # the harness keeps it in its cache key up to here
+        # With a static cache transformers would compile the model past our hooks.
+        return super()._model_generate(*args, disable_compile=True, **kwargs)
+
+    def _ablated(
+        self, requests: list[Instance], run: Callable[..., list[_T]], disable_tqdm: bool
+    ) -> list[_T]:
+        """``run`` on groups of requests with the same setting; answers in the order of requests."""
+        groups: dict[_Setting, list[int]] = defaultdict(list)
+        suffix = self._template_suffix()
+        for i, request in enumerate(requests):
+            groups[self._setting(request, suffix)].append(i)
+        if len(groups) > 1 and self.world_size > 1 and self.batch_size == "auto":
+            raise LocosError(
+                f"batch_size=auto with {self.world_size} processes and {len(groups)} kinds of "
+                "requests could wait for ever. Give a number as batch size."
+            )
+        answers: dict[int, _T] = {}
+        for setting, rows in groups.items():
+            with self._hooks(setting):
+                results = run([requests[i] for i in rows], disable_tqdm=disable_tqdm)
+            answers.update(zip(rows, results, strict=True))
+        return [answers[i] for i in range(len(requests))]
+
+    def _setting(self, request: Instance, suffix: str) -> _Setting:
+        kwargs = request.args[1] if len(request.args) > 1 else None
+        text = kwargs.get(REQUEST_KEY) if isinstance(kwargs, dict) else None
+        condition = Condition.parse(text) if text else self.condition
+        family = request.doc.get("family") if isinstance(request.doc, dict) else None
+        templated = bool(suffix) and suffix in request.args[0]
+        return _Setting(condition, family if family in FAMILIES else None, templated)
+
+    @contextmanager
+    def _hooks(self, setting: _Setting) -> Iterator[None]:
+        """Ablates as ``setting`` says while requests run, and makes sure that it happened."""
+        heads = self._select(setting.condition)
+        values = {}
+        if heads and self.mode == "zero":
+            values = {head: torch.zeros(self.architecture.head_dim) for head in heads}
+        elif heads:
+            calibration, _ = self._calibration(setting.family, setting.templated)
+            values = constants(calibration, heads, mode=self.mode, seed=self.seed)
+        with ablate(self.model, values, site=self.site, architecture=self.architecture) as ablation:
+            yield
+        if heads and not ablation.fired:
+            raise ModelError(
+                f"{len(heads)} heads were to be ablated but no hook ran. Is the model compiled, or "
+                "does it run in another process?"
+            )
+
+    def _select(self, condition: Condition) -> tuple[Head, ...]:
+        if condition not in self.heads:
+            chosen = condition.select(self.ranking, self.architecture.heads)
+            check_heads(chosen, self.architecture.num_layers, self.architecture.num_heads)
+            self.heads[condition] = chosen
+        return self.heads[condition]
+
+    # -- calibration -----------------------------------------------------------------------
+
+    def _calibration(
+        self, family: str | None, templated: bool
+    ) -> tuple[Calibration, dict[str, Any]]:
+        """The calibration for a family's requests, and where it comes from."""
+        key = (family if self.calibration_source == "auto" else None, templated)
+        if key not in self.calibrations:
+            prompts, source = self._prompts(*key)
+            limit = min(MAX_TOKENS, self.max_length)
+            token_ids = [self.tok_encode(prompt)[:limit] for prompt in prompts]
+            token_hash = hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()
+            identity = {
+                "model": self._model_identity(),
+                "tokens": token_hash,
+                "site": self.site,
+                "average": self.average,
+                "seed": self.seed,
+            }
+            calibration = cached(
+                identity,
+                lambda: calibrate(
+                    self.model,
+                    token_ids,
+                    site=self.site,
+                    average=self.average,
+                    batch_size=self.batch_size if isinstance(self.batch_size, int) else 1,
+                    seed=self.seed,
+                    architecture=self.architecture,
+                    progress=self.rank == 0,
+                ),
+            )
+            source |= {
+                "prompts": calibration.num_prompts,
+                "tokens": calibration.num_tokens,
+                "tokens_sha256": token_hash,
+                "means_sha256": calibration.sha256,
+            }
+            self.calibrations[key] = calibration, source
+        return self.calibrations[key]
+
+    def _prompts(self, family: str | None, templated: bool) -> tuple[list[str], dict[str, Any]]:
+        """Calibration prompts as the model sees them, and their provenance."""
+        count, source = self.num_calibration, self.calibration_source
+        if source != "auto" and source not in FAMILIES:
+            prompts = read_prompts(source)[:count]
+            if len(prompts) < count:
+                _log.warning("%s has %d prompts; %d were asked", source, len(prompts), count)
+            return prompts, {"file": source}
+        names = [source] if source != "auto" else [family] if family else list(FAMILIES)
+        turns: list[str] = []
+        parts = {}
+        for i, name in enumerate(names):
+            share = count // len(names) + (i < count % len(names))
+            if share:
+                found, parts[name] = calibration_prompts(
+                    name, tokenizer=self.tokenizer, count=share, seed=self.seed
+                )
+                turns += found
+        if templated:
+            turns = [self.apply_chat_template([{"role": "user", "content": t}]) for t in turns]
+        return turns, {"families": parts, "chat_template": templated}
+
+    def _template_suffix(self) -> str:
+        """What the chat template puts between a user turn and the answer; empty without one."""
+        if self.tokenizer.chat_template is None:
+            return ""
+        mark = "<locos-user-turn>"
+        return self.apply_chat_template([{"role": "user", "content": mark}]).rpartition(mark)[2]
+
+    # -- prompts that do not fit -----------------------------------------------------------
+
+    def _too_long(self, requests: Sequence[Instance]) -> list[int]:
+        """Indices of the requests to skip; raises or warns instead as ``on_overlength`` says."""
+        long = []
+        for i, request in enumerate(requests):
+            context, kwargs = request.args[0], dict(request.args[1])
+            room = self.max_length - normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"]
+            # A token is at least one byte, so most prompts need no tokenising here.
+            if len(context.encode()) < room or (length := len(self.tok_encode(context))) <= room:
+                continue
+            if self.on_overlength == "error":
+                raise DataError(
+                    f"task {request.task_name}, document {request.doc_id}: the prompt has {length} "
+                    f"tokens and the model takes {room} ({self.max_length} less room for the "
+                    "answer); cutting it would remove the instruction or the needle. Use shorter "
+                    "contexts (--metadata '{\"lengths\": [...]}'), a larger max_length, or "
+                    "on_overlength=skip or truncate in --model_args."
+                )
+            long.append(i)
+        if long and self.on_overlength == "truncate":
+            _log.warning("%d prompts are too long and are cut on the left", len(long))
+            return []
+        tasks = Counter(str(requests[i].task_name) for i in long)
+        self.skipped.update(tasks)
+        for task, count in tasks.items():
+            _log.warning("%s: %d prompts are too long and are skipped", task, count)
+        return long
+
+    # -- provenance and the response cache -------------------------------------------------
+
+    def get_model_info(self) -> dict[str, Any]:
+        """HFLM's, plus ``locos``: everything needed to repeat the ablation."""
+        ranking = self.ranking
+        calibrations = {
+            family or ("all families" if self.calibration_source == "auto" else "given"): source
+            for (family, _), (_, source) in self.calibrations.items()
+        }
+        return super().get_model_info() | {
+            "locos": {
+                "version": __version__,
+                "ranking": ranking and {"path": ranking.path, "sha256": ranking.sha256},
+                "method": ranking and ranking.method,
+                "condition": str(self.condition),
+                "heads": [str(head) for head in self._select(self.condition)],
+                "conditions": {str(c): [str(h) for h in heads] for c, heads in self.heads.items()},
+                "site": self.site,
+                "mode": self.mode,
+                "average": self.average,
+                "seed": self.seed,
+                "calibration": calibrations,
+                "on_overlength": self.on_overlength,
+                "skipped": dict(self.skipped),
+                "model_identity": self._model_identity(),
+                "fingerprint": self.architecture.fingerprint,
+            }
+        }
+
+    def _model_identity(self) -> str:
+        if self._identity is None:
+            self._identity = model_identity(self.model)
+        return self._identity
+
+    def cache_identity(self) -> str:
+        """What answers depend on besides the request: the identity of a ``--use_cache`` file."""
+        source = self.calibration_source
+        if source != "auto" and source not in FAMILIES:
+            text = "\n".join(read_prompts(source))
+            source = hashlib.sha256(text.encode()).hexdigest()
+        return json.dumps(
+            {
+                "model": self._model_identity(),
+                "ranking": self.ranking and self.ranking.to_json(),
+                "condition": str(self.condition),
+                "site": self.site,
+                "mode": self.mode,
+                "average": self.average,
+                "seed": self.seed,
+                "calibration": source,
+                "num_calibration": self.num_calibration,
+            },
+            sort_keys=True,
+        )
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Refuses a response cache that was written under another ablation, or none."""
+        if (answers := cache_hook.dbdict) is not None:
+            identity = hashlib.sha256(self.cache_identity().encode()).hexdigest()
+            found = answers.get(CACHE_KEY)
+            if found != identity and len(answers):
+                raise LocosError(
+                    f"--use_cache: {answers.filename} holds answers of "
+                    f"{'another ablation' if found else 'a model without ablation'}; they would be "
+                    "taken for this one's. Give another path, or delete the file."
+                )
+            answers[CACHE_KEY] = identity
+            answers.commit()
+        super().set_cache_hook(cache_hook)
+
+
+def _check(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise LocosError(f"{name}={value!r} is not known. Use one of {', '.join(allowed)}.")
+
+
+def _count(name: str, value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LocosError(f"{name}={value!r}: expected a whole number, at least {least}.")
+    return value
+
+
+def _condition(select: str, k: int, head_list: str | Sequence[str] | None, seed: int) -> Condition:
+    _check("select", select, get_args(Select))
+    if select == "list":
+        if head_list is None:
+            raise RankingError("select=list needs head_list, such as head_list=3-1;7-2.")
+        text = head_list if isinstance(head_list, str) else ";".join(map(str, head_list))
+        return Condition("heads", heads=parse_head_list(text))
+    if head_list is not None:
+        raise RankingError(f"head_list={head_list} needs select=list; select={select} ignores it.")
+    if k == 0:
+        return Condition("baseline")
+    return Condition(select, k, seed if select.endswith("random") else 0)
+
+
+def _ranking(heads: str | HeadRanking | None, condition: Condition) -> HeadRanking | None:
+    if heads is None:
+        if condition.needs_ranking:
+            raise RankingError(f"locos-ablated: heads is missing. For example:\n  {_EXAMPLE}")
+        return None
+    if isinstance(heads, HeadRanking):
+        return heads
+    if not isinstance(heads, str):
+        raise RankingError(
+            f"heads={heads!r} was read as a {type(heads).__name__}, not a path. Quote it, as in "
+            "--model_args \"heads='3.1'\", or choose heads by select=list,head_list=3-1;7-2."
+        )
+    return HeadRanking.load(heads)
