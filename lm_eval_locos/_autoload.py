@@ -1,9 +1,10 @@
 """Makes a released lm-eval know this package's model type and tasks.
 
 The harness (0.4.13) has no plugin discovery. The start-up file ``lm_eval_locos_autoload.pth`` calls
-`install` when Python starts; that only puts a finder on ``sys.meta_path``, and the work is done when
-(and if) lm_eval imports one of the modules in `HOOKS`. Nothing here raises into the interpreter or into
-an import. ``LM_EVAL_LOCOS_AUTOLOAD=0`` switches it off; ``python -m lm_eval_locos`` works without it.
+`install` when Python starts; that only puts a finder on ``sys.meta_path``, and the work is done
+when (and if) lm_eval imports one of the modules in `HOOKS`. Nothing here raises into the
+interpreter or into an import. ``LM_EVAL_LOCOS_AUTOLOAD=0`` switches it off, and
+``python -m lm_eval_locos`` works without it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""Parametric recall: what the model knows without any context; and its data's arithmetic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval_locos.errors import DataError
+from lm_eval_locos.families.documents import Documents, package, source_of
+from lm_eval_locos.sources.lookup import SAMPLE, Found, locate, table
+
+COLUMNS = ("question", "answer", "source")
+INSTRUCTION = "Answer in less than ten words. Give only the answer.\n\n"
+EXAMPLES = (
+    ("Which country does Nairobi belong to?", "Kenya"),
+    ("What is the currency of Brazil?", "Real"),
+    ("Who wrote Don Quixote?", "Cervantes"),
+    ("What is (1 + 3) * 2?", "8"),
+)
+
+
+def prompt(question: str) -> str:
+    """The user turn of a question, the same for examples and documents."""
+    return f"{INSTRUCTION}Question: {question}\nAnswer:"
+
+
+def examples() -> list[dict[str, Any]]:
+    """Four example turns (a country, a currency, an author, a sum)."""
+    return [{"prompt": prompt(question), "answers": [answer]} for question, answer in EXAMPLES]
+
+
+def load(sources: Sequence[str] = ("city_country", "popqa"), **kwargs: Any) -> Documents:
+    """The questions of these sources (``city_country``, ``popqa``, ``arithmetic``)."""
+    found = locate("parametric")
+    rows = table("parametric", found, split="train", columns=COLUMNS)
+    family = "arithmetic" if tuple(sources) == ("arithmetic",) else "parametric"
+    chosen = [row for row in rows if row["source"] in sources]
+    if not chosen:
+        seen = sorted(set(rows["source"]))
+        raise DataError(f"no questions of source {', '.join(sources)}; seen: {', '.join(seen)}.")
+    # Both kinds in turn, so that --limit takes of each.
+    rank: dict[str, int] = {}
+    order = []
+    for i, row in enumerate(chosen):
+        rank[row["source"]] = rank.get(row["source"], -1) + 1
+        order.append((rank[row["source"]], sources.index(row["source"]), i))
+    documents = [document(chosen[i], family, i) for _, _, i in sorted(order)]
+    return package(documents, source_of("parametric", found), split="train", sources=list(sources))
+
+
+def document(row: dict[str, Any], family: str, number: int) -> dict[str, Any]:
+    """The document of a row; several accepted answers may stand in a list."""
+    answer = row["answer"]
+    answers = [str(a) for a in answer] if isinstance(answer, list) else [str(answer)]
+    return {
+        "id": f"{row['source']}_{number}",
+        "family": family,
+        "cluster": f"{row['source']}_{number}",
+        "prompt": prompt(row["question"].strip()),
+        "answers": answers,
+        "question": row["question"].strip(),
+        "source": row["source"],
+    }
+
+
+def _plain(text: str) -> str:
+    return text.strip().removesuffix(".").strip().lower()
+
+
+def score(doc: dict[str, Any], response: str) -> dict[str, float]:
+    """``exact_match`` (lower-cased, without a final stop) and ``exact_match_tolerant``.
+
+    The tolerant one looks at the last line that is not empty, after a colon or "is" that
+    introduces the answer, without punctuation at its end.
+    """
+    golds = {_plain(answer) for answer in doc["answers"]}
+    lines = [line for line in response.strip().splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else ""
+    for opening in ("the answer is", "answer:", "answer is"):
+        if last.lower().startswith(opening):
+            last = last[len(opening) :]
+    return {
+        "exact_match": float(_plain(response) in golds),
+        "exact_match_tolerant": float(last.strip(" \t.,;:!?*\"'").lower() in golds),
+    }
+
+
+def calibration_rows(family: str, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
+    """User turns of our own questions, none of which the evaluation asks."""
+    own = Found("bundled", SAMPLE / "parametric", None, "calibration questions are bundled")
+    rows = list(table("parametric", own, split="calibration", columns=COLUMNS))
+    asked = {
+        row["question"].strip().lower()
+        for row in table("parametric", locate("parametric"), split="train", columns=COLUMNS)
+    }
+    turns = [
+        prompt(row["question"])
+        for row in rows
+        if (row["source"] == "arithmetic") == (family == "arithmetic")
+        and row["question"].strip().lower() not in asked
+    ]
+    random.Random(seed).shuffle(turns)
+    return turns[:count], source_of("parametric", own)
+
+
+def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
+    """User turns of facts of our own."""
+    return calibration_rows("parametric", count, seed)

@@ -1,0 +1,60 @@
+"""The tokenizer that contexts are measured with: the evaluated model's own.
+
+    >>> ruler = ruler_for({"pretrained": "gpt2", "batch_size": 4})
+    >>> ruler.count("three short words")
+    3
+
+A harness loader receives the model's arguments, so the tokenizer is known before the model is
+loaded. Where it is not (an API model), words are counted instead, with one warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from lm_eval_locos.errors import DataError
+from lm_eval_locos.sources.haystack import WORDS, Ruler, tokenizer_ruler
+
+_log = logging.getLogger(__name__)
+
+
+def ruler_for(arguments: Mapping[str, Any]) -> Ruler:
+    """The ruler for model arguments (``tokenizer`` or ``pretrained``, ``gguf_file`` ...).
+
+    Raises:
+        DataError: an explicit ``tokenizer`` that cannot be loaded.
+    """
+    tokenizer = arguments.get("tokenizer")
+    if tokenizer is not None and not isinstance(tokenizer, str):
+        return tokenizer_ruler(tokenizer)
+    model = arguments.get("pretrained")
+    name = tokenizer or (model if isinstance(model, str) else getattr(model, "name_or_path", None))
+    options = tuple(
+        (key, arguments[key])
+        for key in ("revision", "subfolder", "trust_remote_code", "gguf_file")
+        if arguments.get(key) and not (key == "gguf_file" and tokenizer)
+    )
+    return _loaded(name, options, explicit=tokenizer is not None)
+
+
+@functools.cache
+def _loaded(name: str | None, options: tuple[tuple[str, Any], ...], *, explicit: bool) -> Ruler:
+    reason = "no tokenizer or pretrained in the model arguments"
+    if name:
+        from transformers import AutoTokenizer
+
+        try:
+            return tokenizer_ruler(AutoTokenizer.from_pretrained(name, **dict(options)))
+        except Exception as error:  # whatever it is, the model itself will fail or is no HF model
+            reason = f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            if explicit:
+                raise DataError(f"tokenizer={name} cannot be loaded ({reason}).") from error
+    _log.warning(
+        "context lengths are counted in words, not in the model's tokens (%s). Name a tokenizer "
+        "with --metadata tokenizer=NAME.",
+        reason,
+    )
+    return WORDS

@@ -1,0 +1,1 @@
+"""Where the evaluation's data comes from: lookup, needles, haystacks, the bundled sample."""
