@@ -9,8 +9,10 @@ and a context of 1,000 tokens has 1,000 tokens instead of 1,000 less a reserve o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -134,7 +136,8 @@ def numbers(
             found = [float(x) for x in (value if isinstance(value, list | tuple) else [value])]
     except (TypeError, ValueError):
         found = []
-    if not found or len(set(found)) < len(found) or not all(least <= x <= most for x in found):
+    fits = all(math.isfinite(x) and least <= x <= most for x in found)
+    if not found or len(set(found)) < len(found) or not fits:
         limit = f" to {most:g}" if most != float("inf") else ""
         raise DataError(
             f"{name}={value!r}: expected different numbers from {least:g}{limit}, as a list such "
@@ -163,23 +166,32 @@ def _items(bench: Benchmark, questions: Sequence[str]) -> list[tuple[Entry, str,
 def paper_cases(
     bench: Benchmark, questions: Sequence[str], lengths: Sequence[int], depths: Sequence[float]
 ) -> Iterator[Case]:
-    """Every test at every length and depth, ordered so that any beginning is balanced."""
+    """Every test at every length and depth, ordered so that any beginning is balanced.
+
+    Successive documents take successive needles and cells, and successive cells take successive
+    lengths and depths. Each test goes through its characters in an order of its own: with one
+    common order every cell would always meet the same character.
+    """
     items, books = _items(bench, questions), sorted(bench.books)
-    cells = list(itertools.product(lengths, depths))
-    random.Random("cells").shuffle(cells)
+    cells = [
+        (length, depths[(a + b) % len(depths)])
+        for b in range(len(depths))
+        for a, length in enumerate(lengths)
+    ]
+    # A needle's turns are a step apart that shares no factor with the number of cells: it meets
+    # each cell once, and the cells of successive turns join as well as they can.
+    step = next(n for n in itertools.count(len(items)) if math.gcd(n, len(cells)) == 1)
+    characters = [
+        random.Random(" ".join((entry.id, test, question))).sample(people, len(people))
+        for entry, test, question in items
+        for people in [entry.characters or ("",)]
+    ]
     for turn in range(len(cells)):
         for i, (entry, test, question) in enumerate(items):
-            length, depth = cells[(i + turn) % len(cells)]
-            characters = entry.characters or ("",)
-            yield Case(
-                entry,
-                test,
-                question,
-                length,
-                depth,
-                books[(i + turn) % len(books)],
-                characters[(i + turn) % len(characters)],
-            )
+            length, depth = cells[(i + turn * step) % len(cells)]
+            book = books[(i + turn) % len(books)]
+            character = characters[i][turn % len(characters[i])]
+            yield Case(entry, test, question, length, depth, book, character)
 
 
 def benchmark_cases(
@@ -187,8 +199,8 @@ def benchmark_cases(
 ) -> Iterator[Case]:
     """Every book, test, question type, length and depth; characters drawn as the benchmark does.
 
-    Per entry and book one stream of draws over the depths, seeded with 42 + the number in the first
-    four characters of the id + the book's index.
+    Per entry and book one stream of draws over the depths (numpy's `RandomState.choice`), seeded
+    with 42 + the number in the first four characters of the id + the book's index.
     """
     items, books = _items(bench, questions), sorted(bench.books)
     columns = list(itertools.product(range(len(books)), lengths, range(len(depths))))
@@ -196,21 +208,30 @@ def benchmark_cases(
     for turn in range(len(columns)):
         for i, (entry, test, question) in enumerate(items):
             book, length, depth = columns[(i + turn) % len(columns)]
-            digits = entry.id[:4]
-            seed = 42 + (int(digits) if digits.isdecimal() else 0) + book
-            stream = random.Random(seed)
-            characters = entry.characters or ("",)
-            character = [stream.choice(characters) for _ in range(depth + 1)][-1]
+            character = _drawn(entry.id, entry.characters or ("",), book, len(depths))[depth]
             yield Case(entry, test, question, length, depths[depth], books[book], character)
+
+
+@functools.lru_cache(maxsize=1024)
+def _drawn(entry: str, characters: tuple[str, ...], book: int, depths: int) -> list[str]:
+    """One character a depth."""
+    digits = entry[:4]
+    stream = np.random.RandomState(42 + (int(digits) if digits.isdecimal() else 0) + book)
+    return [characters[stream.choice(len(characters))] for _ in range(depths)]
+
+
+@functools.lru_cache(maxsize=16)
+def _haystack(text: str, ruler: Ruler) -> Haystack:
+    """A book is tokenised once for all tasks of a run."""
+    return Haystack.of(text, ruler)
 
 
 def documents(
     bench: Benchmark, cases: Iterator[Case], ruler: Ruler, placement: str
 ) -> list[dict[str, Any]]:
     """The documents of ``cases``, their contexts measured with ``ruler``."""
-    books = {name: Haystack.of(text, ruler) for name, text in bench.books.items()}
-    places = sorted({args for entry in bench.entries for args in entry.tests.values()})
-    return [_document(case, books[case.book], places, placement) for case in cases]
+    books = {name: _haystack(text, ruler) for name, text in bench.books.items()}
+    return [_document(case, books[case.book], bench.places, placement) for case in cases]
 
 
 def _document(
@@ -232,13 +253,13 @@ def _document(
     prompt = prompt.replace("{haystack}", placed.text)
     if entry.system_prompt:
         prompt = f"{entry.system_prompt}\n\n{prompt}"
-    answer = case.character if "{CHAR}" in entry.needle else entry.tests[case.test][0]
+    answers = [case.character] if "{CHAR}" in entry.needle else list(entry.golds[case.test])
     return {
         "id": case.id,
         "family": "nolima",
         "cluster": entry.id,
         "prompt": prompt,
-        "answers": [answer],
+        "answers": answers,
         "question": question,
         "question_type": case.question,
         "needle": needle,
@@ -273,23 +294,31 @@ def _distractors(case: Case, places: Sequence[tuple[str, ...]]) -> list[str]:
 
 def score(doc: dict[str, Any], response: str) -> dict[str, float]:
     """``rouge_l`` (F, stemmed), ``rouge_1_recall`` and the benchmark's own ``contains``."""
-    gold = doc["answers"][0]
+    golds = doc["answers"]
     return {
-        "rouge_l": scoring.rouge_l(gold, response),
-        "rouge_1_recall": scoring.rouge_1_recall(gold, response),
+        "rouge_l": max(scoring.rouge_l(gold, response) for gold in golds),
+        "rouge_1_recall": max(scoring.rouge_1_recall(gold, response) for gold in golds),
         "contains": scoring.contains(doc["answers"], response),
     }
+
+
+def _contents(bench: Benchmark) -> set[str]:
+    """The hashes of a part's needles, characters and books."""
+    texts = {entry.needle for entry in bench.entries} | set(bench.books.values())
+    texts |= {name for entry in bench.entries for name in entry.characters}
+    return {hashlib.sha256(text.encode("utf-8")).hexdigest() for text in texts}
 
 
 def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
     """User turns of needles, characters and books that no evaluation document has."""
     whole = load_benchmark("needle_set.json")
     bench, evaluation = whole.part("calibration"), whole.part("evaluation")
-    shared = {e.id for e in bench.entries} & {e.id for e in evaluation.entries} or (
-        set(bench.books.values()) & set(evaluation.books.values())
-    )
+    shared = _contents(bench) & _contents(evaluation)
     if shared:
-        raise DataError(f"calibration and evaluation share needles or books: {sorted(shared)[:3]}")
+        raise DataError(
+            "calibration and evaluation share a needle, a character or a book (sha256 "
+            f"{sorted(shared)[0]}). Look for the same text under two names."
+        )
     lengths = BUNDLED_LENGTHS if bench.found.kind == "bundled" else _CALIBRATION_LENGTHS
     cases = list(paper_cases(bench, ("onehop",), lengths, PAPER_DEPTHS))
     random.Random(seed).shuffle(cases)

@@ -204,7 +204,7 @@ def musique(
             for i, (title, text, supporting) in enumerate(passages)
         ]
         yield {
-            "id": f"{hops}hop__{part}_{made}",
+            "id": f"{hops}hop__{part}{made}_0",
             "paragraphs": paragraphs,
             "question": _ASKED[hops].format(first),
             "question_decomposition": [],
@@ -374,12 +374,12 @@ def sums(count: int, seed: int = SEED) -> list[tuple[str, str]]:
 
 
 def parametric(part: Part, *, world: World = WORLD, seed: int = SEED) -> Iterator[Row]:
-    """Rows with the hub's columns; calibration has a quarter of the facts, evaluation the rest."""
-    rows = [*facts(world), *((q, a, "arithmetic") for q, a in sums(160, seed))]
+    """Rows with the hub's columns; calibration has a third of the facts, evaluation the rest."""
+    rows = [*facts(world), *((q, a, "arithmetic") for q, a in sums(180, seed))]
     rng = random.Random(f"{seed}-parametric")
     rng.shuffle(rows)
     for index, (question, answer, source) in enumerate(rows):
-        if (part == "calibration") == (assigned("fact", question) == 0):
+        if (part == "calibration") == (assigned("fact", question, parts=3) == 0):
             yield {"question": question, "answer": answer, "source": source, "index": index}
 
 

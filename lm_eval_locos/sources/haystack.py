@@ -247,10 +247,10 @@ def after_sentence(
     target = haystack.position(offset + round(size * depth / 100))
     place = max(first, haystack.last_end(min(target, cut)))
     return _assemble(
-        haystack.ruler,
-        (text[first:place], haystack.tokens_before(place) - offset),
+        haystack,
+        (first, place, haystack.tokens_before(place) - offset),
         (needle, needle_tokens),
-        (text[place:cut], haystack.tokens_before(cut) - haystack.tokens_before(place)),
+        (place, cut, haystack.tokens_before(cut) - haystack.tokens_before(place)),
         tail="" if place == cut or text[place].isspace() else " ",
         depth=depth,
         distractors=distractors,
@@ -297,16 +297,14 @@ def on_line(
         place = _line(haystack, size, depth / 100)
         assert place is not None
     token, position = place
-    text = haystack.text
     first = haystack.position(token - before)
     last = haystack.position(token - before + size)
-    rest = text[min(position + 1, last) : last] if position >= 0 else text[first:last]
-    position = max(position, first)
+    after = min(position + 1, last) if position >= 0 else first
     return _assemble(
-        haystack.ruler,
-        (text[first:position], before),
+        haystack,
+        (first, max(position, first), before),
         (needle, haystack.ruler.count(" " + needle)),
-        (rest, size - before),
+        (after, last, size - before),
         tail="\n",
         depth=depth,
         distractors=distractors,
@@ -331,35 +329,37 @@ def _check(tokens: int, depth: float) -> None:
 
 
 def _assemble(
-    ruler: Ruler,
-    before: tuple[str, int],
+    haystack: Haystack,
+    before: tuple[int, int, int],
     needle: tuple[str, int],
-    after: tuple[str, int],
+    after: tuple[int, int, int],
     *,
     tail: str,
     depth: float,
     distractors: Sequence[str],
     seed: str,
 ) -> Placement:
-    """Puts the pieces (text, tokens) together; `tail` stands between the needle and the rest."""
-    (head, head_tokens), (rest, rest_tokens) = before, after
-    if distractors:
-        chosen = random.Random(seed)
-        share = round(len(distractors) * depth / 100)
-        if not head.strip():
-            share = 0
-        elif not rest.strip():
-            share = len(distractors)
-        head = weave(head, distractors[:share], chosen)
-        rest = weave(rest, distractors[share:], chosen)
-        head_tokens += sum(ruler.count(" " + sentence) for sentence in distractors[:share])
-        rest_tokens += sum(ruler.count(" " + sentence) for sentence in distractors[share:])
+    """Puts the pieces together: (start, end, tokens) of the book around (needle, tokens).
+
+    Distractors are divided between both sides in proportion to the depth, so that they do not move
+    the needle. ``tail`` stands between the needle and the rest.
+    """
+    ruler = haystack.ruler
+    share = round(len(distractors) * depth / 100)
+    if before[0] == before[1]:
+        share = 0
+    elif not haystack.text[after[0] : after[1]].strip():
+        share = len(distractors)
+    rng = random.Random(seed)
+    head = weave(haystack, *before[:2], distractors[:share], rng)
+    rest = weave(haystack, *after[:2], distractors[share:], rng)
+    sizes = [ruler.count(" " + sentence) for sentence in distractors]
+    head_tokens = before[2] + sum(sizes[:share])
+    haystack_tokens = head_tokens + after[2] + sum(sizes[share:])
     if head:
         head += " "
-    text = head + needle[0] + tail + rest
-    haystack_tokens = head_tokens + rest_tokens
     return Placement(
-        text=text,
+        text=head + needle[0] + tail + rest,
         start=len(head),
         end=len(head) + len(needle[0]),
         tokens=haystack_tokens + needle[1],
@@ -367,22 +367,21 @@ def _assemble(
     )
 
 
-def weave(text: str, sentences: Sequence[str], chosen: random.Random) -> str:
-    """`text` with each sentence after one of its sentence ends, drawn at random.
-
-    Distractors are divided between both sides of a needle in proportion to its depth, so that they
-    do not move it, and are woven into each side by themselves.
-    """
-    ends = [int(end) for end in sentence_ends(text) if end > 0]
+def weave(
+    haystack: Haystack, start: int, end: int, sentences: Sequence[str], rng: random.Random
+) -> str:
+    """The book from ``start`` to ``end``, each sentence after a sentence end drawn at random."""
     if not sentences:
-        return text
+        return haystack.text[start:end]
+    first, last = np.searchsorted(haystack.ends, (start, end), side="right")
+    ends = haystack.ends[first:last].tolist()
     if not ends:
-        raise DataError(f"no sentence end in {text[:40]!r} to place {len(sentences)} sentences at.")
+        raise DataError(
+            f"no sentence end in {haystack.text[start:end][:40]!r} to place {len(sentences)} "
+            "sentences at. Ask for a longer context."
+        )
     pieces = []
-    last = 0
-    for end, sentence in sorted(
-        zip(chosen.choices(ends, k=len(sentences)), sentences, strict=True)
-    ):
-        pieces += [text[last:end], " ", sentence]
-        last = end
-    return "".join(pieces) + text[last:]
+    for place, sentence in sorted(zip(rng.choices(ends, k=len(sentences)), sentences, strict=True)):
+        pieces += [haystack.text[start:place], " ", sentence]
+        start = place
+    return "".join(pieces) + haystack.text[start:end]

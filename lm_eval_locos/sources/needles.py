@@ -7,7 +7,8 @@
 Detection, calibration and evaluation must not share needles, characters or books. Each of the
 three kinds is ordered by a hash of its name and cut at fixed shares: six tenths are evaluation's,
 the next quarter is detection's, the rest calibration's, and each part gets at least one. So the
-parts depend on the names alone, not on their order in the files.
+parts depend on the names alone, not on their order in the files. They hold for all needle sets of a
+folder together: the hard set's needles are not evaluated by one task and calibrated on by another.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 _SHARES = (0.6, 0.85)
 _SALT = "lm-eval-locos held-out split 1"
 _FILES = ("needlesets/*.json", "haystack/rand_shuffle/*.txt")
+_SETS = ("needle_set.json", "needle_set_hard.json", "needle_set_ONLYDirect.json")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_ID_NUMBER = re.compile(r"\D*\d+|.*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Entry:
         template: the prompt with ``{haystack}`` and ``{question}``, or None.
         system_prompt: may be empty.
         distractors: how many other candidates' sentences every context carries (bundled sample).
+        golds: per test its gold answers, where the needle has no ``{CHAR}`` to ask for.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Entry:
     template: str | None = None
     system_prompt: str = ""
     distractors: int = 0
+    golds: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fill(self, text: str, test: str, character: str) -> str:
         """``text`` with its placeholders replaced."""
@@ -69,22 +74,28 @@ class Benchmark:
     Attributes:
         books: per file name its text.
         found: where the files lie.
+        places: the input args of every test in the set, from which distractors are made.
         held_out: the part, or None for everything.
+        keys: per needle text what it is held out by, the number its id begins with (0401 for
+            0401Inv): the same needle under two ids, or in two sets, is in one part.
+        sets: for every needle set in the folder its keys and its characters.
     """
 
     entries: tuple[Entry, ...]
     books: dict[str, str] = field(repr=False)
     found: Found
+    places: tuple[tuple[str, ...], ...] = field(repr=False, default=())
     held_out: Part | None = None
+    keys: dict[str, str] = field(repr=False, default_factory=dict)
+    sets: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = field(repr=False, default=())
 
     def part(self, part: Part) -> Benchmark:
         """The needles, characters and books of one part; the three parts share none."""
-        ids = _share([entry.id for entry in self.entries], part, "needles")
-        everybody = sorted({name for entry in self.entries for name in entry.characters})
-        people = set(_share(everybody, part, "characters")) if everybody else set()
+        keys = _over_sets([keys for keys, _ in self.sets], part, "needles")
+        people = _over_sets([names for _, names in self.sets if names], part, "characters")
         entries = []
         for entry in self.entries:
-            if entry.id in ids:
+            if self.keys[entry.needle] in keys:
                 characters = tuple(name for name in entry.characters if name in people)
                 if entry.characters and not characters:
                     raise DataError(
@@ -92,8 +103,31 @@ class Benchmark:
                         f"the {part} part. Give it more characters."
                     )
                 entries.append(replace(entry, characters=characters))
+        if not entries:
+            raise DataError(
+                f"none of the {len(self.entries)} needles of this set is in the {part} part, which "
+                "all sets of the folder share. Add needles, or use nolima_full."
+            )
         books = {name: self.books[name] for name in _share(sorted(self.books), part, "books")}
         return replace(self, entries=tuple(entries), books=books, held_out=part)
+
+
+def _over_sets(lists: Sequence[Sequence[str]], part: Part, what: str) -> set[str]:
+    """The names of one part over several lists.
+
+    The first list is divided, then of each further list what is new in it; fewer than three new
+    names are evaluation's.
+    """
+    found: set[str] = set()
+    seen: set[str] = set()
+    for number, names in enumerate(lists):
+        new = sorted(set(names) - seen)
+        if number == 0 or len(new) >= len(PARTS):
+            found.update(_share(new, part, what))
+        elif part == "evaluation":
+            found.update(new)
+        seen.update(new)
+    return found
 
 
 def _share(names: Sequence[str], part: Part, what: str) -> list[str]:
@@ -124,7 +158,17 @@ def _load(name: str, found: Found) -> Benchmark:
     if not texts:
         raise DataError(f"no books in {folder}/haystack/rand_shuffle (rand_book_1.txt ...).")
     books = {text.name: text.read_text(encoding="utf-8") for text in texts}
-    return Benchmark(read_entries(path), books, found)
+    entries = read_entries(path)
+    places = sorted({args for entry in entries for args in entry.tests.values()})
+    siblings = [path.with_name(other) for other in dict.fromkeys((*_SETS, name))]
+    keys: dict[str, str] = {}
+    sets = []
+    for others in (read_entries(sibling) for sibling in siblings if sibling.is_file()):
+        for entry in others:
+            keys.setdefault(entry.needle, _ID_NUMBER.match(entry.id)[0])
+        people = dict.fromkeys(person for entry in others for person in entry.characters)
+        sets.append((tuple(dict.fromkeys(keys[e.needle] for e in others)), tuple(people)))
+    return Benchmark(entries, books, found, tuple(places), None, keys, tuple(sets))
 
 
 def load_benchmark(name: str) -> Benchmark:
@@ -145,7 +189,11 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
         raise DataError(f"{path}: cannot be read as JSON ({error}).") from error
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected a list of needles, found {type(rows).__name__}.")
-    return tuple(_entry(row, f"{path}, needle {number}") for number, row in enumerate(rows, 1))
+    entries = tuple(_entry(row, f"{path}, needle {number}") for number, row in enumerate(rows, 1))
+    for number, entry in enumerate(entries):
+        if entry.id in {other.id for other in entries[:number]}:
+            raise DataError(f"{path}: two needles have the id {entry.id}. Give each its own.")
+    return entries
 
 
 def _entry(row: Any, where: str) -> Entry:
@@ -158,13 +206,18 @@ def _entry(row: Any, where: str) -> Entry:
                 f"{'string' if kind is str else 'non-empty object'}."
             )
     where = f"{where} ({row['id']})"
-    characters = tuple(row.get("character_set") or ())
+    characters = _strings(row.get("character_set") or [], f"{where}: character_set")
     tests = {}
+    golds = {}
     for name, test in row["tests"].items():
-        args = test.get("input_args") if isinstance(test, dict) else None
-        if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
-            raise DataError(f"{where}: test {name} has no list of strings in input_args.")
-        tests[name] = tuple(args)
+        test = test if isinstance(test, dict) else {}
+        tests[name] = _strings(test.get("input_args"), f"{where}: input_args of test {name}")
+        if "{CHAR}" not in row["needle"]:
+            gold = test.get("gold_answers")
+            gold = [gold] if isinstance(gold, str) and gold else gold
+            golds[name] = _strings(gold, f"{where}: gold_answers of test {name}")
+            if not golds[name]:
+                raise DataError(f"{where}: test {name} has no gold_answers, the needle no {{CHAR}}.")
     questions = {str(k): v for k, v in row["questions"].items() if isinstance(v, str) and v}
     if not tests or not questions:
         raise DataError(f"{where}: no {'questions' if tests else 'tests'}.")
@@ -176,8 +229,12 @@ def _entry(row: Any, where: str) -> Entry:
         tests=tests,
         template=row.get("task_template") or None,
         system_prompt=row.get("system_prompt") or "",
-        distractors=int((row.get("distractors") or {}).get("count", 0)),
+        distractors=_distractors(row.get("distractors"), where),
+        golds=golds,
     )
+    for key, value in (("task_template", entry.template), ("system_prompt", entry.system_prompt)):
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{where}: {key} is {str(value)[:60]!r}, expected a string.")
     known = {"CHAR"} if characters else set()
     for text in (entry.needle, *questions.values()):
         for test, args in tests.items():
@@ -193,3 +250,22 @@ def _entry(row: Any, where: str) -> Entry:
         if entry.template and mark not in entry.template:
             raise DataError(f"{where}: task_template has no {mark}.")
     return entry
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise DataError(f"{where} is {str(value)[:60]!r}, expected a list of strings.")
+    return tuple(value)
+
+
+def _distractors(value: Any, where: str) -> int:
+    """The number asked for; the benchmark's own distractor sets are another experiment."""
+    if not value:
+        return 0
+    count = value.get("count") if isinstance(value, dict) else None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise DataError(
+            f"{where}: distractors is {str(value)[:60]!r}, expected {{'count': NUMBER}}. NoLiMa's "
+            "set with distractors of its own is not read; take needle_set.json."
+        )
+    return count
