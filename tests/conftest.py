@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -30,3 +32,39 @@ def goldens() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no golden numbers in {folder} (set LOCOS_GOLDENS)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A word-level tokenizer with a chat template, for the tiny models."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", "\n", *(f"w{i}" for i in range(92))]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=(
+            "{% for m in messages %}w1 {{ m['content'] }} w2 {% endfor %}"
+            "{% if add_generation_prompt %}w3 {% endif %}"
+        ),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer, monkeypatch):
+    """A saved tiny Llama with its tokenizer, a ranking and calibration prompts."""
+    monkeypatch.setenv("LOCOS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCOS_DATA", "bundled")
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    scores = {f"{i}-{j}": [float(i * 4 + j)] for i in range(3) for j in range(4)}
+    (tmp_path / "heads.json").write_text(json.dumps(scores))
+    lines = [" ".join(f"w{(7 * i + j) % 92}" for j in range(5 + i)) for i in range(10)]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines))
+    return tmp_path

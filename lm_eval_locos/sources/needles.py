@@ -217,7 +217,9 @@ def _entry(row: Any, where: str) -> Entry:
             gold = [gold] if isinstance(gold, str) and gold else gold
             golds[name] = _strings(gold, f"{where}: gold_answers of test {name}")
             if not golds[name]:
-                raise DataError(f"{where}: test {name} has no gold_answers, the needle no {{CHAR}}.")
+                raise DataError(
+                    f"{where}: test {name} has no gold_answers, and the needle no {{CHAR}}."
+                )
     questions = {str(k): v for k, v in row["questions"].items() if isinstance(v, str) and v}
     if not tests or not questions:
         raise DataError(f"{where}: no {'questions' if tests else 'tests'}.")
