@@ -172,24 +172,38 @@ def test_characters_are_drawn_as_the_benchmark_draws_them(local):
     expected = {}
     for entry in bench.entries:
         for number, book in enumerate(books):
-            np.random.seed(42 + int(entry.id) + number)  # noqa: NPY002 (the benchmark's own way)
+            np.random.seed(42 + int(entry.id) + number)
             for depth in np.linspace(0, 100, 26):
-                expected[entry.id, book, depth] = str(np.random.choice(PEOPLE))  # noqa: NPY002
+                expected[entry.id, book, depth] = str(np.random.choice(PEOPLE))
     assert len(rows) == 5 * 6 * 2 * 2 * 26
     for row in rows:
         assert row["character"] == expected[row["cluster"], row["book"], row["depth"]]
 
 
 @pytest.mark.parametrize("task", ["nolima", "nolima_250", "nolima_twohop"])
-@pytest.mark.parametrize("limit", [25, 50, 100])
-def test_a_limit_is_balanced(bundled, task, limit):
-    rows = nolima.load(**options(task))["test"].select(range(limit))
+def test_a_limit_is_balanced(bundled, task):
+    rows = nolima.load(**options(task))["test"]
     for column in ("length", "depth", "cluster", "book"):
-        counts = collections.Counter(rows[column])
-        everything = len(set(nolima.load(**options(task))["test"][column]))
-        if limit >= 2 * everything:
-            assert len(counts) == everything
-            assert max(counts.values()) <= 2.5 * limit / everything, column
+        everything = collections.Counter(rows[column])
+        for limit in (10, 20, 50, 100, 200):
+            counts = collections.Counter(rows[column][:limit])
+            fair = limit / len(everything)
+            assert max(counts.values()) <= 2 * fair + 1, (column, limit)
+            if fair >= 3:
+                assert set(counts) == set(everything), (column, limit)
+
+
+def test_few_documents_spread_over_all_depths(bundled):
+    depths = nolima.load(**options("nolima_500"))["test"]["depth"][:8]
+    assert min(depths) <= 10
+    assert max(depths) >= 90
+    assert max(b - a for a, b in itertools.pairwise(sorted(depths))) <= 30
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 26), (3, 1, 26), (5, 5), (2, 3), (4, 2, 2), (7, 6)])
+def test_cells_are_every_combination_once(sizes):
+    axes = [range(size) for size in sizes]
+    assert sorted(nolima._cells(*axes)) == list(itertools.product(*axes))
 
 
 def test_no_cell_of_the_grid_depends_on_one_character(bundled):

@@ -30,7 +30,6 @@ from lm_eval_locos.sources.haystack import (
     Ruler,
     after_sentence,
     on_line,
-    tokenizer_ruler,
 )
 from lm_eval_locos.sources.needles import Benchmark, Entry, load_benchmark
 
@@ -163,24 +162,49 @@ def _items(bench: Benchmark, questions: Sequence[str]) -> list[tuple[Entry, str,
     )
 
 
+def _coprime(least: int, size: int) -> int:
+    """The first number from ``least`` on that shares no factor with ``size``.
+
+    A needle whose turns are so many cells apart meets every cell once. With the number of needles
+    for ``least``, the cells of successive documents follow each other, turn after turn.
+    """
+    return next(n for n in itertools.count(max(least, 1)) if math.gcd(n, size) == 1)
+
+
+def _cells(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every combination of the axes' values, in an order whose beginnings are balanced.
+
+    The values of each axis are visited in steps of the golden section, so that few of them spread
+    over all; the longest axis moves at every cell, the others too, each with a shift of its own.
+    """
+    spread = []
+    for axis in axes:
+        step = _coprime(round(len(axis) * 0.618), len(axis))
+        spread.append([axis[n * step % len(axis)] for n in range(len(axis))])
+    order = sorted(range(len(axes)), key=lambda n: -len(axes[n]))
+    cells = []
+    for number in range(math.prod(map(len, axes))):
+        cell: list[Any] = [None] * len(axes)
+        rest, first = divmod(number, len(axes[order[0]]))
+        cell[order[0]] = spread[order[0]][first]
+        for n in order[1:]:
+            rest, shift = divmod(rest, len(axes[n]))
+            cell[n] = spread[n][(first + shift) % len(axes[n])]
+        cells.append(tuple(cell))
+    return cells
+
+
 def paper_cases(
     bench: Benchmark, questions: Sequence[str], lengths: Sequence[int], depths: Sequence[float]
 ) -> Iterator[Case]:
     """Every test at every length and depth, ordered so that any beginning is balanced.
 
-    Successive documents take successive needles and cells, and successive cells take successive
-    lengths and depths. Each test goes through its characters in an order of its own: with one
-    common order every cell would always meet the same character.
+    Each test goes through its characters in an order of its own: with one common order every cell
+    would always meet the same character.
     """
     items, books = _items(bench, questions), sorted(bench.books)
-    cells = [
-        (length, depths[(a + b) % len(depths)])
-        for b in range(len(depths))
-        for a, length in enumerate(lengths)
-    ]
-    # A needle's turns are a step apart that shares no factor with the number of cells: it meets
-    # each cell once, and the cells of successive turns join as well as they can.
-    step = next(n for n in itertools.count(len(items)) if math.gcd(n, len(cells)) == 1)
+    cells = _cells(lengths, depths)
+    step = _coprime(len(items), len(cells))
     characters = [
         random.Random(" ".join((entry.id, test, question))).sample(people, len(people))
         for entry, test, question in items
@@ -203,11 +227,11 @@ def benchmark_cases(
     with 42 + the number in the first four characters of the id + the book's index.
     """
     items, books = _items(bench, questions), sorted(bench.books)
-    columns = list(itertools.product(range(len(books)), lengths, range(len(depths))))
-    random.Random("cells").shuffle(columns)
-    for turn in range(len(columns)):
+    cells = _cells(range(len(books)), lengths, range(len(depths)))
+    step = _coprime(len(items), len(cells))
+    for turn in range(len(cells)):
         for i, (entry, test, question) in enumerate(items):
-            book, length, depth = columns[(i + turn) % len(columns)]
+            book, length, depth = cells[(i + turn * step) % len(cells)]
             character = _drawn(entry.id, entry.characters or ("",), book, len(depths))[depth]
             yield Case(entry, test, question, length, depths[depth], books[book], character)
 
@@ -322,5 +346,5 @@ def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[
     lengths = BUNDLED_LENGTHS if bench.found.kind == "bundled" else _CALIBRATION_LENGTHS
     cases = list(paper_cases(bench, ("onehop",), lengths, PAPER_DEPTHS))
     random.Random(seed).shuffle(cases)
-    found = documents(bench, iter(cases[:count]), tokenizer_ruler(tokenizer), "sentence")
+    found = documents(bench, iter(cases[:count]), ruler_for({"tokenizer": tokenizer}), "sentence")
     return [doc["prompt"] for doc in found], source_of("nolima", bench.found)

@@ -84,7 +84,7 @@ WORLD = World(
         _city("Oslo", "Norway", "Vigeland", "Holmenkollen"),
         _city("Amsterdam", "Netherlands", "Rijksmuseum", "Concertgebouw"),
         _city("Budapest", "Hungary", "Gellert", "Szechenyi"),
-        _city("Brussels", "Belgium", "Atomium", "Bozar"),
+        _city("Salzburg", "Austria", "Mirabell", "Hohensalzburg"),
         _city("Stockholm", "Sweden", "Skansen", "Vasa"),
     ),
     countries=(
