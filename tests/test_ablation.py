@@ -213,5 +213,7 @@ def test_smollm2_equals_ablation_in_the_weights(smollm2, site):
         expected = folded(model, values, site)(**batch).logits
         with ablate(model, values, site=site):
             got = model(**batch).logits
+            alone = model(input_ids=torch.tensor([ids[:4]])).logits[0]
     real = batch["attention_mask"].bool()
     torch.testing.assert_close(got[real], expected[real], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got[1, -4:], alone, rtol=1e-9, atol=1e-9)

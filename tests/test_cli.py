@@ -100,11 +100,18 @@ def test_python_entry_points_know_model_and_tasks(folder):
     assert json.loads(done.stdout.splitlines()[-1]) == ["2-3", "2-2"]
 
 
-def test_listing_and_validating_know_our_tasks(folder):
+def test_other_subcommands_and_launchers_know_model_and_tasks(folder):
     listed = lm_eval("ls", "tasks", folder=folder)
     assert listed.returncode == 0, listed.stderr[-3000:]
     for name in ("nolima_32k", "musique_4hop", "locos_babilong_qa20_32k", "locos_arithmetic_3da"):
         assert name in listed.stdout
+    launcher = ("-m", "accelerate.commands.launch", "--cpu", "-m", "lm_eval", "run")
+    launched = run(
+        *(sys.executable, *launcher, "--model", "locos-ablated"),
+        *("--tasks", "locos_arithmetic_2da"),
+        folder=folder,
+    )
+    assert "lm_eval: locos-ablated: pretrained is missing" in launched.stderr
     valid = lm_eval("validate", "--tasks", "locos,nolima_hard", folder=folder)
     assert valid.returncode == 0, valid.stdout + valid.stderr[-3000:]
 
@@ -170,7 +177,7 @@ def test_python_starts_whatever_is_broken(folder, damage):
     package = folder / "lm_eval_locos"
     package.mkdir()
     real = Path(__file__).resolve().parent.parent / "lm_eval_locos"
-    for name in ("__init__.py", "_autoload.py"):
+    for name in ("__init__.py", "_autoload.py", "_plugin.py"):
         text = (real / name).read_text()
         if damage == "syntax error" and name == "_autoload.py":
             text = "def ("

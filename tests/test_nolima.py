@@ -6,6 +6,7 @@ import collections
 import hashlib
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import yaml
 from conftest import REPOSITORY
 
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.families import calibration_prompts, nolima
+from lm_eval_locos.families import calibration_prompts, nolima, tokenizers
 from lm_eval_locos.families.documents import sha256_of
+from lm_eval_locos.families.tokenizers import ruler_for
 from lm_eval_locos.sources import needles
 from lm_eval_locos.sources.haystack import WORDS
 
@@ -403,10 +405,36 @@ def test_golden_data_loads(goldens, monkeypatch):
     check(nolima.load(**options("nolima_250")))
 
 
+def test_the_ruler_is_the_evaluated_model_s_tokenizer(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    text = "w1 w2, w3 unknown"
+    for arguments in (
+        {"tokenizer": tokenizer},
+        {"pretrained": str(tmp_path), "batch_size": 4},
+        {"tokenizer": str(tmp_path), "pretrained": "elsewhere", "gguf_file": "of-the-model"},
+        {"pretrained": SimpleNamespace(name_or_path=str(tmp_path))},
+    ):
+        ruler = ruler_for(arguments)
+        assert (ruler.unit, ruler.starts(text).tolist()) == ("tokens", [0, 3, 7, 10])
+    # Tokenised once in a run: the same arguments give the same ruler.
+    assert ruler_for({"pretrained": str(tmp_path)}) is ruler_for({"pretrained": str(tmp_path)})
+
+
+def test_without_a_tokenizer_words_are_counted_with_one_warning(caplog, tmp_path):
+    tokenizers._loaded.cache_clear()
+    for _ in range(3):
+        assert ruler_for({"base_url": "http://localhost"}) is WORDS
+    assert len(caplog.records) == 1
+    assert "counted in words" in caplog.text
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert ruler_for({"pretrained": str(empty)}) is WORDS
+    with pytest.raises(DataError, match="cannot be loaded"):
+        ruler_for({"tokenizer": str(empty)})
+
+
 @pytest.mark.real_model
 def test_lengths_are_in_the_model_s_own_tokens(bundled, smollm2):
-    from lm_eval_locos.families.tokenizers import ruler_for
-
     ruler = ruler_for(smollm2)
     documents = nolima.load(**smollm2)
     assert documents.provenance["grid"]["unit"] == "tokens"

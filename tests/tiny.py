@@ -64,7 +64,8 @@ def folded(model: nn.Module, values: dict[tuple[int, int], Tensor], site: str) -
             for name in ("q_proj", "o_proj"):
                 projection = getattr(attention, name)
                 if projection.bias is None:
-                    projection.bias = nn.Parameter(torch.zeros(projection.out_features))
+                    zeros = torch.zeros(projection.out_features, dtype=projection.weight.dtype)
+                    projection.bias = nn.Parameter(zeros)
             if site == "query":
                 attention.q_proj.weight[rows] = 0
                 attention.q_proj.bias[rows] = value
