@@ -216,4 +216,5 @@ def test_smollm2_equals_ablation_in_the_weights(smollm2, site):
             alone = model(input_ids=torch.tensor([ids[:4]])).logits[0]
     real = batch["attention_mask"].bool()
     torch.testing.assert_close(got[real], expected[real], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(got[1, -4:], alone, rtol=1e-9, atol=1e-9)
+    # Padding shifts the positions, and RoPE's angles are float32 whatever the model's dtype.
+    torch.testing.assert_close(got[1, -4:], alone, rtol=1e-4, atol=1e-3)
