@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
-from lm_eval_locos.ranking import HeadRanking, parse_head
+from lm_eval_locos.ranking import HeadRanking
+from lm_eval_locos.ranking_files import parse_head
 
 REQUEST_KEY = "locos_condition"
 """The generation kwarg by which a request names its condition."""

@@ -14,7 +14,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from lm_eval.api.instance import Instance
@@ -37,28 +37,29 @@ from lm_eval_locos.calibration import (
     constants,
     read_prompts,
 )
-from lm_eval_locos.conditions import REQUEST_KEY, Condition, parse_head_list
+from lm_eval_locos.conditions import REQUEST_KEY, Condition
 from lm_eval_locos.errors import (
     SKIPPED,
     DataError,
     LocosError,
     ModelError,
-    RankingError,
     install_excepthook,
 )
 from lm_eval_locos.families import FAMILIES, calibration_prompts
 from lm_eval_locos.ranking import HeadRanking
+from lm_eval_locos.settings import (
+    EXAMPLE,
+    Overlength,
+    Select,
+    check,
+    condition_of,
+    count,
+    ranking_of,
+)
 
-Overlength = Literal["error", "skip", "truncate"]
-Select = Literal["top", "bottom", "random", "layer-random", "list"]
 CACHE_KEY = "locos_ablation"
 """Key under which ``--use_cache`` databases carry the identity of the ablation."""
 
-_EXAMPLE = (
-    "lm_eval --model locos-ablated --model_args "
-    "pretrained=HuggingFaceTB/SmolLM2-135M-Instruct,heads=ranking.json,num_heads=20 "
-    "--tasks nolima,musique --apply_chat_template"
-)
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 install_excepthook()
@@ -117,17 +118,17 @@ class LocosAblatedLM(HFLM):
                 model that is not supported.
         """
         if pretrained is None:
-            raise LocosError(f"locos-ablated: pretrained is missing. For example:\n  {_EXAMPLE}")
-        _check("site", site, SITES)
-        _check("mode", mode, MODES)
-        _check("average", average, AVERAGES)
-        _check("on_overlength", on_overlength, get_args(Overlength))
+            raise LocosError(f"locos-ablated: pretrained is missing. For example:\n  {EXAMPLE}")
+        check("site", site, SITES)
+        check("mode", mode, MODES)
+        check("average", average, AVERAGES)
+        check("on_overlength", on_overlength, get_args(Overlength))
         self.site, self.mode, self.average = site, mode, average
-        self.on_overlength, self.seed = on_overlength, _count("seed", seed)
+        self.on_overlength, self.seed = on_overlength, count("seed", seed)
         self.calibration_source = str(calibration)
-        self.num_calibration = _count("num_calibration", num_calibration, least=1)
-        self.condition = _condition(select, _count("num_heads", num_heads), head_list, self.seed)
-        self.ranking = _ranking(heads, self.condition)
+        self.num_calibration = count("num_calibration", num_calibration, least=1)
+        self.condition = condition_of(select, count("num_heads", num_heads), head_list, self.seed)
+        self.ranking = ranking_of(heads, self.condition)
 
         super().__init__(pretrained, **kwargs)
         if self.backend != "causal":
@@ -267,17 +268,17 @@ class LocosAblatedLM(HFLM):
 
     def _prompts(self, family: str | None, templated: bool) -> tuple[list[str], dict[str, Any]]:
         """Calibration prompts as the model sees them, and their provenance."""
-        count, source = self.num_calibration, self.calibration_source
+        wanted, source = self.num_calibration, self.calibration_source
         if source != "auto" and source not in FAMILIES:
-            prompts = read_prompts(source)[:count]
-            if len(prompts) < count:
-                _log.warning("%s has %d prompts; %d were asked", source, len(prompts), count)
+            prompts = read_prompts(source)[:wanted]
+            if len(prompts) < wanted:
+                _log.warning("%s has %d prompts; %d were asked", source, len(prompts), wanted)
             return prompts, {"file": source}
         names = [source] if source != "auto" else [family] if family else list(FAMILIES)
         turns: list[str] = []
         parts = {}
         for i, name in enumerate(names):
-            share = count // len(names) + (i < count % len(names))
+            share = wanted // len(names) + (i < wanted % len(names))
             if share:
                 found, parts[name] = calibration_prompts(
                     name, tokenizer=self.tokenizer, count=share, seed=self.seed
@@ -319,8 +320,8 @@ class LocosAblatedLM(HFLM):
             return []
         tasks = Counter(str(requests[i].task_name) for i in long)
         self.skipped.update(tasks)
-        for task, count in tasks.items():
-            _log.warning("%s: %d prompts are too long and are skipped", task, count)
+        for task, number in tasks.items():
+            _log.warning("%s: %d prompts are too long and are skipped", task, number)
         return long
 
     # -- provenance and the response cache -------------------------------------------------
@@ -392,43 +393,3 @@ class LocosAblatedLM(HFLM):
             answers[CACHE_KEY] = identity
             answers.commit()
         super().set_cache_hook(cache_hook)
-
-
-def _check(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise LocosError(f"{name}={value!r} is not known. Use one of {', '.join(allowed)}.")
-
-
-def _count(name: str, value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise LocosError(f"{name}={value!r}: expected a whole number, at least {least}.")
-    return value
-
-
-def _condition(select: str, k: int, head_list: str | Sequence[str] | None, seed: int) -> Condition:
-    _check("select", select, get_args(Select))
-    if select == "list":
-        if head_list is None:
-            raise RankingError("select=list needs head_list, such as head_list=3-1;7-2.")
-        text = head_list if isinstance(head_list, str) else ";".join(map(str, head_list))
-        return Condition("heads", heads=parse_head_list(text))
-    if head_list is not None:
-        raise RankingError(f"head_list={head_list} needs select=list; select={select} ignores it.")
-    if k == 0:
-        return Condition("baseline")
-    return Condition(select, k, seed if select.endswith("random") else 0)
-
-
-def _ranking(heads: str | HeadRanking | None, condition: Condition) -> HeadRanking | None:
-    if heads is None:
-        if condition.needs_ranking:
-            raise RankingError(f"locos-ablated: heads is missing. For example:\n  {_EXAMPLE}")
-        return None
-    if isinstance(heads, HeadRanking):
-        return heads
-    if not isinstance(heads, str):
-        raise RankingError(
-            f"heads={heads!r} was read as a {type(heads).__name__}, not a path. Quote it, as in "
-            "--model_args \"heads='3.1'\", or choose heads by select=list,head_list=3-1;7-2."
-        )
-    return HeadRanking.load(heads)

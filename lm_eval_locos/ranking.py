@@ -16,7 +16,6 @@ import json
 import math
 import os
 import random
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,8 @@ from typing import Any
 
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
+from lm_eval_locos.ranking_files import DuplicateError, download, fields_of, no_duplicates
 
-_HEAD = re.compile(r"(\d+)-(\d+)")
-_HUB = re.compile(r"hf://(?:(datasets)/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 # PEFT adapters may resize the vocabulary; the heads stay the same heads.
 _NOT_COMPARED = {"vocab_size"}
 
@@ -71,7 +69,7 @@ class HeadRanking:
             RankingError: no such file, not JSON, or not a ranking; the message says which.
         """
         name = os.fspath(source)
-        path = _download(name) if name.startswith("hf://") else Path(name).expanduser()
+        path = download(name) if name.startswith("hf://") else Path(name).expanduser()
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -85,8 +83,8 @@ class HeadRanking:
     def from_bytes(cls, data: bytes, path: str = "<memory>") -> HeadRanking:
         """The ranking in a file's bytes; ``path`` is what error messages call it."""
         try:
-            content = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
-        except _DuplicateError as error:
+            content = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates)
+        except DuplicateError as error:
             raise RankingError(
                 f"heads={path}: {error.args[0]!r} occurs twice. A ranking names each head once; "
                 "remove one of the two."
@@ -96,7 +94,7 @@ class HeadRanking:
                 f"heads={path}: not JSON ({error}). Expected a ranking such as "
                 '{"0-0": [0.1, 0.2], "0-1": [0.0, 0.3]}.'
             ) from None
-        return cls(**_parse(content, path), path=path, sha256=hashlib.sha256(data).hexdigest())
+        return cls(**fields_of(content, path), path=path, sha256=hashlib.sha256(data).hexdigest())
 
     def to_json(self) -> str:
         """The ranking as JSON text of the third form."""
@@ -249,83 +247,6 @@ class HeadRanking:
             )
 
 
-# -- parsing ---------------------------------------------------------------------------------
-
-
-class _DuplicateError(Exception):
-    """A key that occurs twice in one JSON object."""
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise _DuplicateError(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return content
-
-
-def parse_head(text: str) -> Head | None:
-    """The head written as ``LAYER-HEAD``, or None for any other text."""
-    match = _HEAD.fullmatch(text.strip())
-    return Head(int(match[1]), int(match[2])) if match else None
-
-
-def _parse(content: Any, path: str) -> dict[str, Any]:
-    """The fields of HeadRanking in decoded JSON of any of the three forms."""
-    if not isinstance(content, dict):
-        raise _shape(path, f"a JSON {type(content).__name__} at the top")
-    envelope = "scores" in content
-    fields: dict[str, Any] = {"scores": _scores(content["scores"] if envelope else content, path)}
-    if not envelope:
-        return fields
-    meta = content.get("meta", {})
-    if not isinstance(meta, dict):
-        raise _shape(path, f"meta is a {type(meta).__name__}, not an object")
-    fields["meta"] = meta
-    if (ids := content.get("trial_ids")) is not None:
-        if not isinstance(ids, list):
-            raise _shape(path, f"trial_ids is a {type(ids).__name__}, not a list")
-        fields["trial_ids"] = tuple(str(trial) for trial in ids)
-    if (steps := content.get("answer_steps")) is not None:
-        if not isinstance(steps, list) or not all(type(n) is int and n > 0 for n in steps):
-            raise _shape(path, "answer_steps is not a list of counts, each at least 1")
-        fields["answer_steps"] = tuple(steps)
-    if intervals := content.get("confidence_intervals"):
-        fields["confidence_intervals"] = {
-            head: tuple(values) for head, values in _scores(intervals, path).items()
-        }
-    return fields
-
-
-def _scores(content: Any, path: str) -> dict[Head, tuple[float, ...]]:
-    if not isinstance(content, dict):
-        raise _shape(path, f"scores is a {type(content).__name__}, not an object")
-    scores: dict[Head, tuple[float, ...]] = {}
-    for key, values in content.items():
-        head = parse_head(key)
-        if head is None:
-            raise _shape(path, f"the key {key!r} is no head")
-        if head in scores:
-            raise RankingError(
-                f"heads={path}: head {head} occurs twice (the second time as {key!r}). A ranking "
-                "names each head once; remove one of the two."
-            )
-        if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
-            raise _shape(path, f"head {head} has {str(values)[:60]!r}, not a list of numbers")
-        try:
-            scores[head] = tuple(float(value) for value in values)
-        except OverflowError:
-            raise _shape(path, f"head {head} has an integer too large for a score") from None
-    return scores
-
-
-def _shape(path: str, seen: str) -> RankingError:
-    return RankingError(
-        f"heads={path}: {seen}. Expected "
-        '{"LAYER-HEAD": [score per trial, ...], ...}, or {"meta": {...}, "scores": {...}} with '
-        "such an object in scores."
-    )
-
-
 def _validate(ranking: HeadRanking) -> None:
     path, scores = ranking.path, ranking.scores
     for head, values in scores.items():
@@ -350,31 +271,3 @@ def _validate(ranking: HeadRanking) -> None:
                     f"heads={path}: head {head} has {len(values)} scores, but {name} has "
                     f"{len(given)} entries. Expected one score a trial (or none)."
                 )
-
-
-def _download(name: str) -> Path:
-    """Fetches a ranking from the Hugging Face hub; the local path."""
-    match = _HUB.fullmatch(name)
-    if match is None:
-        raise RankingError(
-            f"heads={name}: not understood. Expected hf://datasets/OWNER/REPO/PATH.json or "
-            "hf://OWNER/REPO/PATH.json, with @REVISION after REPO if one is wanted."
-        )
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    kind, repository, revision, filename = match.groups()
-    try:
-        return Path(
-            hf_hub_download(
-                repository,
-                filename,
-                repo_type="dataset" if kind else "model",
-                revision=revision,
-            )
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise RankingError(
-            f"heads={name}: cannot be fetched ({type(error).__name__}: {str(error)[:200]}). Check "
-            "the name and the network, or give a local path."
-        ) from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lm_eval_locos.architecture import Head
@@ -146,6 +147,8 @@ def test_heads_without_a_score_never_enter():
 @given(st.integers(0, 16), st.integers(0, 999), st.booleans())
 def test_random_heads_are_seeded_distinct_and_without_the_top(k, seed, matched):
     ranking = ranked(*[(i * 7) % 32 for i in range(32)])
+    fullest = max(Counter(head.layer for head in ranking.top(k)).values(), default=0)
+    assume(not matched or fullest <= 4)  # otherwise a layer has too few other heads
     drawn = ranking.random(k, seed, POPULATION, match_layers=matched)
     assert drawn == ranking.random(k, seed, POPULATION[::-1], match_layers=matched)
     assert len(set(drawn)) == k
