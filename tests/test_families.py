@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -140,8 +141,27 @@ def test_parametric_scores(text, exact, tolerant):
     assert found == {"exact_match": exact, "exact_match_tolerant": tolerant}
 
 
-def test_parametric_accepts_aliases():
-    assert parametric.score({"answers": ["U.S.", "USA"]}, "usa")["exact_match"] == 1
+@pytest.mark.parametrize(
+    "row",
+    [{"answer": "U.S.", "aliases": ["USA"]}, {"answer": ["U.S.", "USA"]}],
+)
+def test_parametric_accepts_aliases(local, row):
+    local("parametric/train", [{"question": "Which?", "source": "popqa", **row}])
+    (doc,) = parametric.load()["test"]
+    assert doc["answers"] == ["U.S.", "USA"]
+    assert parametric.score(doc, "usa") == {"exact_match": 1, "exact_match_tolerant": 1}
+    assert parametric.score(doc, "U.S.") == {"exact_match": 1, "exact_match_tolerant": 1}
+
+
+def test_a_row_without_aliases(local):
+    rows = [
+        {"question": "Which?", "source": "popqa", "answer": "1", "aliases": None},
+        {"question": "What?", "source": "popqa", "answer": "2", "aliases": []},
+    ]
+    local("parametric/train", rows)
+    assert [doc["answers"] for doc in parametric.load()["test"]] == [["1"], ["2"]]
+    local("musique/answerable/validation", [question(1, 2, answer_aliases=None)])
+    assert musique.load()["test"][0]["answers"] == ["New York City"]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +173,7 @@ def test_parametric_accepts_aliases():
         ("6 * 3 is\nThe answer is 18.", 0, 1),
         ("18 or 19", 0, 0),
         ("-18", 0, 0),
+        ("−18", 0, 0),
         ("180", 0, 0),
         ("", 0, 0),
     ],
@@ -171,7 +192,13 @@ def test_additions_are_different_seeded_and_right(digits):
         assert len(str(a)) == len(str(b)) == digits
         assert doc["answers"] == [str(a + b)]
     assert list(arithmetic.load(digits=digits)["test"]) == list(documents)
-    assert list(arithmetic.load(digits=digits, seed=1)["test"]) != list(documents)
+    assert arithmetic.additions(digits, 200, seed=1) != arithmetic.additions(digits, 200)
+
+
+def test_a_model_s_seed_does_not_change_what_is_asked():
+    """Loaders receive the model's arguments too, such as seed=7 of random heads."""
+    plain = arithmetic.load(digits=2)
+    assert arithmetic.load(digits=2, seed=7, pretrained="x").provenance == plain.provenance
 
 
 def test_calibration_drops_what_the_evaluation_asks(local, tokenizer):
@@ -186,6 +213,25 @@ def test_calibration_drops_what_the_evaluation_asks(local, tokenizer):
     assert source["split"] == "calibration"
     assert len(turns) > 40
     assert not any(asked in turn for turn in turns)
+
+
+def test_calibration_on_evaluated_prompts_is_refused(local, tokenizer, tmp_path, monkeypatch):
+    rows = [question(i, 2) for i in range(4)]
+    local("musique/answerable/validation", rows[:2])
+    local("musique/answerable/train", [*rows[2:], question(5, 2, answerable=False)])
+    turns, _ = calibration_prompts("musique", tokenizer=tokenizer)
+    assert len(turns) == 2  # none of the unanswerable
+    local("musique/answerable/train", rows[1:])
+    with pytest.raises(DataError, match="musique: 1 calibration prompts are also evaluated"):
+        calibration_prompts("musique", tokenizer=tokenizer)
+
+    shutil.copytree(SAMPLE / "babilong", tmp_path / "sample" / "babilong")
+    monkeypatch.setattr(babilong, "SAMPLE", tmp_path / "sample")
+    calibration_prompts("babilong", tokenizer=tokenizer)
+    stories = tmp_path / "sample" / "babilong"
+    shutil.copy(stories / "0k" / "qa1.jsonl", stories / "calibration" / "qa1.jsonl")
+    with pytest.raises(DataError, match="babilong: 120 calibration prompts are also evaluated"):
+        calibration_prompts("babilong", tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

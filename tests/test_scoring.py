@@ -54,6 +54,8 @@ def test_musique_rules():
     assert scoring.sub_span(["Paris"], "") == 0
     assert scoring.sub_span(["?!"], "no") == 0
     assert scoring.sub_span(["?!"], "what?!") == 1
+    assert scoring.sub_span(["", " "], "anything") == 0
+    assert scoring.sub_span(["art"], "a party") == 1  # a sub-string, as in the paper
     assert scoring.token_f1(["red green"], "green blue") == pytest.approx(0.5)
     assert scoring.token_f1(["the"], "a") == 1  # both empty
     assert scoring.token_f1(["x"], "") == 0
@@ -110,6 +112,8 @@ def test_contains_is_case_sensitive():
         ("s,e", "s,e", "", ["n", "e", "s", "w"], 1),
         ("s,e", "south, then east", "", ["n", "e", "s", "w"], 1),
         ("s,e", "east and south", "", ["n", "e", "s", "w"], 0),
+        ("s,e", "It's south, then east.", "", ["n", "e", "s", "w"], 1),
+        ("s,e", "S, E", "", ["n", "e", "s", "w"], 1),
         ("s,e", "", "", ["n", "e", "s", "w"], 0),
     ],
 )

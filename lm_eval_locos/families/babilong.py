@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import scoring
-from lm_eval_locos.families.documents import Documents, package, source_of
+from lm_eval_locos.families.documents import Documents, check_disjoint, package, source_of
 from lm_eval_locos.sources.lookup import SAMPLE, Found, locate, table
 
 COLUMNS = ("input", "question", "target")
@@ -80,9 +80,21 @@ def score(doc: dict[str, Any], response: str) -> dict[str, float]:
 
 
 def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
-    """User turns of qa2 stories of our own: evaluation keeps every story of the benchmark."""
-    folder = SAMPLE / "babilong"
-    own = Found("bundled", folder, None, "calibration stories are bundled")
-    rows = list(table("babilong", own, "calibration", split="qa2", columns=COLUMNS))
-    random.Random(seed).shuffle(rows)
-    return [_prompt("qa2", row) for row in rows[:count]], source_of("babilong", own)
+    """User turns of qa1 to qa5 stories of our own: evaluation keeps all of the benchmark's.
+
+    Only the bundled sample could share a story with them; a `DataError` if it does (its stories of
+    length 0k: the longer ones differ in any case).
+    """
+    own = Found("bundled", SAMPLE / "babilong", None, "calibration stories are bundled")
+
+    def turns(config: str) -> list[str]:
+        return [
+            _prompt(task, row)
+            for task in ("qa1", "qa2", "qa3", "qa4", "qa5")
+            for row in table("babilong", own, config, split=task, columns=COLUMNS)
+        ]
+
+    found = turns("calibration")
+    check_disjoint("babilong", found, turns("0k"))
+    random.Random(seed).shuffle(found)
+    return found[:count], source_of("babilong", own)

@@ -84,6 +84,17 @@ def package(
     return Documents(datasets.Dataset.from_list([dict(d) for d in documents]), provenance)
 
 
+def check_disjoint(family: str, calibration: Iterable[str], evaluated: Iterable[str]) -> None:
+    """Raises `DataError` when a calibration prompt is one that is evaluated (same sha256)."""
+    asked = {sha256_of([prompt]) for prompt in evaluated}
+    shared = sorted({sha256_of([prompt]) for prompt in calibration} & asked)
+    if shared:
+        raise DataError(
+            f"{family}: {len(shared)} calibration prompts are also evaluated (first sha256 "
+            f"{shared[0]}). Give the calibration split documents of its own."
+        )
+
+
 def sha256_of(items: Iterable[Any]) -> str:
     """The hash of JSON-able items, in their order."""
     digest = hashlib.sha256()

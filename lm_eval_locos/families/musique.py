@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import scoring
-from lm_eval_locos.families.documents import Documents, package, source_of
+from lm_eval_locos.families.documents import Documents, check_disjoint, package, source_of
 from lm_eval_locos.sources.lookup import Found, locate, table
 
 COLUMNS = ("id", "paragraphs", "question", "answer", "answer_aliases", "answerable")
@@ -55,7 +57,7 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
         # Questions over the same first passage share an id up to the last part.
         "cluster": row["id"].rpartition("_")[0] or row["id"],
         "prompt": _prompt(row["paragraphs"], row["question"]),
-        "answers": [row["answer"], *row["answer_aliases"]],
+        "answers": [row["answer"], *(row["answer_aliases"] or ())],
         "question": row["question"],
         "hops": _hops(row["id"]),
     }
@@ -76,9 +78,15 @@ def score(doc: dict[str, Any], response: str) -> dict[str, float]:
 
 
 def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
-    """User turns of the train split."""
+    """User turns of the train split, none of which is evaluated (else a `DataError`)."""
     found = locate("musique")
     rows = table("musique", found, "answerable", split="train", columns=COLUMNS)
-    chosen = rows.shuffle(seed=seed).select(range(min(count, len(rows))))
-    turns = [_prompt(row["paragraphs"], row["question"]) for row in chosen]
+    order = random.Random(seed).sample(range(len(rows)), len(rows))
+    chosen = (rows[i] for i in order)
+    turns = [
+        _prompt(row["paragraphs"], row["question"])
+        for row in itertools.islice((row for row in chosen if row["answerable"]), count)
+    ]
+    evaluated = (_prompt(r["paragraphs"], r["question"]) for r in _rows(found, "validation"))
+    check_disjoint("musique", turns, evaluated)
     return turns, source_of("musique", found)

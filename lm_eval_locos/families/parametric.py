@@ -13,11 +13,12 @@ from lm_eval_locos.sources.lookup import SAMPLE, Found, locate, table
 COLUMNS = ("question", "answer", "source")
 INSTRUCTION = "Answer in less than ten words. Give only the answer.\n\n"
 EXAMPLES = (
-    ("Which country does Nairobi belong to?", "Kenya"),
-    ("What is the currency of Brazil?", "Real"),
-    ("Who wrote Don Quixote?", "Cervantes"),
-    ("What is (1 + 3) * 2?", "8"),
+    ("Which country does Reykjavik belong to?", "Iceland"),
+    ("What is the currency of Mongolia?", "Tugrik"),
+    ("Who wrote The Good Soldier Svejk?", "Jaroslav Hasek"),
+    ("What is (12 + 3) * 2?", "30"),
 )
+"""Unlike anything in the benchmark: a small city, a less popular book, a number of two digits."""
 
 
 def prompt(question: str) -> str:
@@ -50,9 +51,13 @@ def load(sources: Sequence[str] = ("city_country", "popqa"), **kwargs: Any) -> D
 
 
 def document(row: dict[str, Any], family: str, number: int) -> dict[str, Any]:
-    """The document of a row; several accepted answers may stand in a list."""
+    """The document of a row.
+
+    Other accepted answers may stand in a column ``aliases``, or all of them in a list ``answer``.
+    """
     answer = row["answer"]
-    answers = [str(a) for a in answer] if isinstance(answer, list) else [str(answer)]
+    listed = [*answer] if isinstance(answer, list) else [answer]
+    answers = [str(accepted) for accepted in (*listed, *(row.get("aliases") or ()))]
     return {
         "id": f"{row['source']}_{number}",
         "family": family,

@@ -6,12 +6,13 @@ one can be passed in its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class City:
-    """A city, its country and two landmarks that stand in it (named with their article)."""
+    """A city, its country and two landmarks in it, with their article if they take one."""
 
     name: str
     country: str
@@ -20,17 +21,21 @@ class City:
 
 @dataclass(frozen=True)
 class Country:
-    """A country with its capital, main language and continent."""
+    """A country with its capital, main language and continent (None where it lies on two)."""
 
     name: str
     capital: str
     language: str
-    continent: str
+    continent: str | None
 
 
 @dataclass(frozen=True)
 class World:
-    """Word lists; see the module's docstring."""
+    """Word lists; see the module's docstring.
+
+    Attributes:
+        aliases: per word the other names that are right answers too.
+    """
 
     people: tuple[str, ...]
     cities: tuple[City, ...]
@@ -41,10 +46,7 @@ class World:
     nouns: tuple[str, ...]
     verbs: tuple[str, ...]
     adverbs: tuple[str, ...]
-
-
-def _city(name: str, country: str, first: str, second: str) -> City:
-    return City(name, country, (f"the {first}", f"the {second}"))
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 WORLD = World(
@@ -56,36 +58,36 @@ WORLD = World(
         Dora""".split()
     ),
     cities=(
-        _city("Paris", "France", "Louvre", "Sorbonne"),
-        _city("Rome", "Italy", "Colosseum", "Pantheon"),
-        _city("Florence", "Italy", "Uffizi", "Bargello"),
-        _city("Venice", "Italy", "Rialto", "Fenice"),
-        _city("Milan", "Italy", "Scala", "Brera"),
-        _city("Madrid", "Spain", "Prado", "Retiro"),
-        _city("Granada", "Spain", "Alhambra", "Albaicin"),
-        _city("Barcelona", "Spain", "Sagrada", "Rambla"),
-        _city("Berlin", "Germany", "Reichstag", "Pergamon"),
-        _city("Dresden", "Germany", "Zwinger", "Semperoper"),
-        _city("Munich", "Germany", "Marienplatz", "Hofbrauhaus"),
-        _city("Hamburg", "Germany", "Elbphilharmonie", "Reeperbahn"),
-        _city("Athens", "Greece", "Acropolis", "Parthenon"),
-        _city("Vienna", "Austria", "Hofburg", "Belvedere"),
-        _city("Moscow", "Russia", "Kremlin", "Bolshoi"),
-        _city("London", "England", "Tate", "Barbican"),
-        _city("Tokyo", "Japan", "Skytree", "Sensoji"),
-        _city("Shanghai", "China", "Bund", "Yuyuan"),
-        _city("Seoul", "Korea", "Gyeongbokgung", "Namsan"),
-        _city("Istanbul", "Turkey", "Topkapi", "Galata"),
-        _city("Krakow", "Poland", "Wawel", "Sukiennice"),
-        _city("Hyderabad", "India", "Charminar", "Golconda"),
-        _city("Prague", "Czechia", "Hradcany", "Vysehrad"),
-        _city("Lisbon", "Portugal", "Alfama", "Belem"),
-        _city("Copenhagen", "Denmark", "Tivoli", "Rosenborg"),
-        _city("Oslo", "Norway", "Vigeland", "Holmenkollen"),
-        _city("Amsterdam", "Netherlands", "Rijksmuseum", "Concertgebouw"),
-        _city("Budapest", "Hungary", "Gellert", "Szechenyi"),
-        _city("Salzburg", "Austria", "Mirabell", "Hohensalzburg"),
-        _city("Stockholm", "Sweden", "Skansen", "Vasa"),
+        City("Paris", "France", ("the Louvre", "the Sorbonne")),
+        City("Rome", "Italy", ("the Colosseum", "Trastevere")),
+        City("Florence", "Italy", ("the Uffizi", "the Bargello")),
+        City("Venice", "Italy", ("the Rialto", "La Fenice")),
+        City("Milan", "Italy", ("La Scala", "the Brera")),
+        City("Madrid", "Spain", ("the Prado", "the Retiro")),
+        City("Granada", "Spain", ("the Alhambra", "the Albaicin")),
+        City("Barcelona", "Spain", ("Montjuic", "Tibidabo")),
+        City("Berlin", "Germany", ("the Reichstag", "the Pergamon")),
+        City("Dresden", "Germany", ("the Zwinger", "the Semperoper")),
+        City("Munich", "Germany", ("the Marienplatz", "the Hofbrauhaus")),
+        City("Hamburg", "Germany", ("the Elbphilharmonie", "the Reeperbahn")),
+        City("Athens", "Greece", ("the Acropolis", "the Parthenon")),
+        City("Vienna", "Austria", ("the Hofburg", "the Belvedere")),
+        City("Moscow", "Russia", ("the Kremlin", "the Bolshoi")),
+        City("London", "England", ("the Tate", "the Barbican")),
+        City("Tokyo", "Japan", ("the Skytree", "Sensoji")),
+        City("Shanghai", "China", ("the Bund", "Yuyuan")),
+        City("Seoul", "Korea", ("Gyeongbokgung", "Namsan")),
+        City("Istanbul", "Turkey", ("Topkapi", "Galata")),
+        City("Krakow", "Poland", ("Wawel", "the Sukiennice")),
+        City("Hyderabad", "India", ("the Charminar", "Golconda")),
+        City("Prague", "Czechia", ("Hradcany", "Vysehrad")),
+        City("Lisbon", "Portugal", ("the Alfama", "the Chiado")),
+        City("Copenhagen", "Denmark", ("Nyhavn", "Rosenborg")),
+        City("Oslo", "Norway", ("Akershus", "Holmenkollen")),
+        City("Amsterdam", "Netherlands", ("the Rijksmuseum", "the Concertgebouw")),
+        City("Budapest", "Hungary", ("the Gellert", "the Szechenyi")),
+        City("Salzburg", "Austria", ("Mirabell", "Hohensalzburg")),
+        City("Stockholm", "Sweden", ("Skansen", "the Vasa")),
     ),
     countries=(
         Country("France", "Paris", "French", "Europe"),
@@ -94,12 +96,12 @@ WORLD = World(
         Country("Germany", "Berlin", "German", "Europe"),
         Country("Greece", "Athens", "Greek", "Europe"),
         Country("Austria", "Vienna", "German", "Europe"),
-        Country("Russia", "Moscow", "Russian", "Europe"),
+        Country("Russia", "Moscow", "Russian", None),
         Country("England", "London", "English", "Europe"),
         Country("Japan", "Tokyo", "Japanese", "Asia"),
         Country("China", "Beijing", "Chinese", "Asia"),
         Country("Korea", "Seoul", "Korean", "Asia"),
-        Country("Turkey", "Ankara", "Turkish", "Asia"),
+        Country("Turkey", "Ankara", "Turkish", None),
         Country("Poland", "Warsaw", "Polish", "Europe"),
         Country("India", "Delhi", "Hindi", "Asia"),
         Country("Czechia", "Prague", "Czech", "Europe"),
@@ -125,4 +127,14 @@ WORLD = World(
         studied""".split()
     ),
     adverbs=tuple("slowly again later quietly twice soon".split()),
+    aliases={
+        "Chinese": ("Mandarin", "Mandarin Chinese"),
+        "Czechia": ("Czech Republic", "The Czech Republic"),
+        "Delhi": ("New Delhi",),
+        "England": ("United Kingdom", "The United Kingdom", "UK", "Great Britain"),
+        "Korea": ("South Korea", "Republic of Korea"),
+        "Krakow": ("Kraków",),
+        "Netherlands": ("The Netherlands", "Holland"),
+        "Turkey": ("Türkiye",),
+    },
 )

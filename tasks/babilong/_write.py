@@ -1,4 +1,7 @@
-"""Writes a YAML file for every BABILong task and length: python tasks/babilong/_write.py."""
+"""Writes a YAML file for every BABILong task and length: python tasks/babilong/_write.py.
+
+The harness finds a task by the name in a file of its own, so each name needs one.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,19 @@ TASKS = {
 }
 """Number of tasks (from qa1 on) per length."""
 
-if __name__ == "__main__":
+
+def write(folder: Path) -> None:
+    """Writes the files into ``folder``."""
     for count, lengths in TASKS.items():
         for length in lengths:
             for number in range(1, count + 1):
                 name = f"locos_babilong_qa{number}_{length}"
-                (Path(__file__).parent / f"{name}.yaml").write_text(
+                (folder / f"{name}.yaml").write_text(
                     f"include: _babilong.yaml\ntask: {name}\n"
-                    f"dataset_kwargs:\n  task: qa{number}\n  length: {length}\n"
+                    f"dataset_kwargs:\n  task: qa{number}\n  length: {length}\n",
+                    encoding="utf-8",
                 )
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parent)
