@@ -64,9 +64,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     args = parser.parse_args()
     model = {"pretrained": args.pretrained} if args.pretrained else smollm2()
-    common = model | {"device": args.device, "dtype": args.dtype, "batch_size": args.batch_size}
-
-    plain = HFLM(**common)
+    plain = HFLM(**model, device=args.device, dtype=args.dtype, batch_size=args.batch_size)
+    # The other sides share its weights, so that memory plays no part in the comparison.
+    common = {
+        "pretrained": plain.model,
+        "tokenizer": plain.tokenizer,
+        "batch_size": args.batch_size,
+    }
     control = HFLM(**common)
     layout = describe(plain.model)
     ranking = HeadRanking({head: (float(hash(head) % 97),) for head in layout.heads})
