@@ -78,6 +78,27 @@ def test_sharing_gives_the_same_tokens_and_scores(family, batch_size, tokenizer)
             assert error < 1e-4 * score.abs().max() + 1e-9, method
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("size", [1, 7, 30])
+def test_prefill_in_pieces_gives_the_same(family, size, tokenizer, monkeypatch):
+    engine = Engine(tiny_model(family), tokenizer, max_new_tokens=6)
+    trials = answered(engine, grid([20, 80], [(3, 21), (9, 22)]))
+    batches = [Batch((0, 1, 2, 3))]
+    if family == "qwen3":
+        batches.append(Batch((0, 1), shared=trials[2].ids[:82]))
+    for batch in batches:
+        whole = engine.run(trials, batch)
+        monkeypatch.setattr("lm_eval_locos.detection.generate._PIECE_CPU", size)
+        pieces = engine.run(trials, batch)
+        monkeypatch.undo()
+        for one, other in zip(whole, pieces, strict=True):
+            assert one.passed
+            assert one.ids == other.ids
+            for method, score in one.scores.items():
+                error = (other.scores[method] - score).abs().max()
+                assert error < 1e-4 * score.abs().max() + 1e-9, method
+
+
 def test_ragged_members_of_a_shared_batch(tokenizer):
     """Rows of different lengths and different shares of the prefix in one padded batch."""
     engine = Engine(tiny_model("qwen3"), tokenizer, max_new_tokens=6)
@@ -190,7 +211,7 @@ def test_automatic_batch_size_follows_the_free_memory(tokenizer, monkeypatch):
     assert engine.batch_size(100) == 1
     memory.available = 2**40
     assert engine.batch_size(100) == plenty
-    assert engine.batch_size(2_000_000) == 1
+    assert engine.batch_size(2**31) == 1
 
 
 # -- the plan ------------------------------------------------------------------------------------
@@ -225,7 +246,8 @@ def test_plan_invariants(trials, batch_size, share):
             assert trials[i].ids[:same] == batch.shared[:same]
             left.append(len(trials[i].ids) - same)
             if batch.shared:  # it really shares its haystack
-                assert same >= 0.9 * min(trials[i].needle[0], len(trials[i].ids) - 8)
+                assert same >= 0.9 * trials[i].needle[0]
+                assert same >= 0.1 * len(trials[i].ids)
         assert max(left) <= 1.15 * min(left)
         cost += sum(left)
     assert cost <= sum(len(trial.ids) for trial in trials)

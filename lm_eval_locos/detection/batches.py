@@ -18,7 +18,7 @@ from lm_eval_locos.detection.scores import ANCHOR_ROWS
 from lm_eval_locos.errors import DataError
 
 _COVERED = 0.9  # a trial joins a group that shares this part of its text before the needle
-_WORTH = 0.1  # a group is formed where it saves this part of the tokens to prefill
+_WORTH = 0.1  # sharing must save this part of a trial's tokens, and of a group's
 _SPREAD = 1.15  # rows of a batch are filled up to at most this multiple of what they need
 
 
@@ -102,13 +102,19 @@ def _groups(trials: Sequence[Trial]) -> list[tuple[tuple[int, ...], list[int]]]:
     while waiting:
         first = trials[waiting[0]]
         shared = first.ids[: first.needle[0]]
-        members = [
-            i for i in waiting if reusable(trials[i].ids, shared) >= _COVERED * trials[i].needle[0]
-        ]
-        members = members or waiting[:1]
+        members = [i for i in waiting if _fits(trials[i], shared)]
         saved = sum(reusable(trials[i].ids, shared) for i in members) - len(shared)
         if saved >= _WORTH * sum(len(trials[i].ids) for i in members):
             groups.append((shared, members))
-        taken = set(members)
+        taken = {waiting[0], *members}
         waiting = [i for i in waiting if i not in taken]
     return groups
+
+
+def _fits(trial: Trial, shared: Sequence[int]) -> bool:
+    """Whether ``shared`` spares the trial a good part of its own text before the needle.
+
+    A little of it, as with a needle near the start, is not worth a slower kernel.
+    """
+    same = reusable(trial.ids, shared)
+    return same >= max(_COVERED * trial.needle[0], _WORTH * len(trial.ids))

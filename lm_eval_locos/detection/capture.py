@@ -42,7 +42,6 @@ class LayerCapture:
 
     Attributes:
         window: keys that a query sees, itself included, in a sliding-window layer, else None.
-        columns: the absolute column of each kept row, ascending.
         scaling: factor on the logits.
         softcap: soft cap on the scaled logits, or None.
         sinks: one extra logit a head, shape (H,), that takes part in the softmax, or None.
@@ -50,16 +49,21 @@ class LayerCapture:
 
     def __init__(self, window: int | None, seen: int) -> None:
         self.window = window
-        self.columns: list[int] = []
         self.scaling = 1.0
         self.softcap: float | None = None
         self.sinks: Tensor | None = None
         self._seen = seen
+        self._rows = 0
         self._first = 0
         self._queries: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+
+    @property
+    def columns(self) -> range:
+        """The absolute column of each kept row: the last ones that were fed."""
+        return range(self._seen - self._rows, self._seen)
 
     def queries(self) -> Tensor:
         """The rotated queries of the kept rows, (B, H, R, head_dim)."""
@@ -89,24 +93,25 @@ class LayerCapture:
             value: as ``key``.
             output: (B, Q, H, head_dim).
         """
-        count = query.shape[2]
-        self._seen += count
-        rows = min(count, self._seen - first_row)
+        count, total = query.shape[2], key.shape[2]
+        seen = self._seen = self._seen + count
+        rows = min(count, seen - first_row)
         if rows <= 0:
             return
         # A slice would keep the whole prompt's queries alive: it is copied.
-        whole = rows == count
-        self._queries.append(query if whole else query[:, :, -rows:].clone())
-        self._outputs.append(output if whole else output[:, -rows:].clone())
-        self.columns += range(self._seen - rows, self._seen)
+        self._queries.append(query if rows == count else query[:, :, -rows:].clone())
+        self._outputs.append(output if rows == count else output[:, -rows:].clone())
+        self._rows += rows
         # A static cache hands out all its slots; those after the last token are empty.
-        filled = min(key.shape[2], self._seen)
+        filled = min(total, seen)
         if self.window is None:
-            self._keys, self._values = [key[:, :, :filled]], [value[:, :, :filled]]
+            if filled < total:
+                key, value = key[:, :, :filled], value[:, :, :filled]
+            self._keys, self._values = [key], [value]
         elif not self._keys:
             # The cache will drop these columns, or write others in their place: copied.
-            offset = max(0, self._seen - key.shape[2])
-            self._first = max(offset, self._seen - rows - self.window + 1)
+            offset = max(0, seen - total)
+            self._first = max(offset, seen - rows - self.window + 1)
             self._keep(key, value, self._first - offset, filled)
         else:
             self._keep(key, value, filled - count, filled)

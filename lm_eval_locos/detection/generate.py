@@ -42,6 +42,9 @@ from lm_eval_locos.errors import LocosError, ModelError
 
 logger = logging.getLogger(__name__)
 
+_PIECE_CPU = 256  # tokens prefilled at a time where the kernel cannot skip what is masked
+_PIECE = 2048
+
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -136,7 +139,7 @@ class Engine:
         width = 6 * layout.hidden_size + 3 * int(getattr(config, "intermediate_size", 0))
         tokens = longest + self.stopping.max_new_tokens
         # Keys and values, the activations of one layer, the mask of a padded batch.
-        need = tokens * (kv + width) * weight.element_size() + 5 * tokens * tokens
+        need = tokens * (kv + width) * weight.element_size() + 5 * tokens * min(tokens, _PIECE)
         device = weight.device
         if device.type == "cuda":
             free = torch.cuda.mem_get_info(device)[0]
@@ -206,23 +209,35 @@ class Engine:
         positions = (columns - padding[:, None]).clamp(min=0).to(device)
         padded = bool(padding.any())
         generations = [self.stopping.start(trial.ids) for trial in trials]
-        fed, end = ids[:, past:].to(device), width
-        while True:
+
+        def step(fed: Tensor, end: int) -> Tensor:
+            """The next token of each sequence, after ``fed``, which ends before column ``end``."""
             capture.release()
             logits = prefix.forward(
                 self.model,
                 cache,
-                input_ids=fed,
+                input_ids=fed.to(device),
                 attention_mask=mask[:, :end] if padded else None,
                 position_ids=positions[:, end - fed.shape[1] : end],
                 logits_to_keep=1,
             ).logits
-            chosen = logits[:, -1].argmax(-1)
+            return logits[:, -1].argmax(-1)
+
+        # Kernels skip the upper triangle of a plain causal mask only. Where the mask is another
+        # one, pieces leave out most of that triangle, and the mask stays small.
+        size = width
+        if padded or past:
+            size = _PIECE_CPU if device.type == "cpu" else _PIECE
+        for start in range(past, width, size):
+            end = min(start + size, width)
+            chosen = step(ids[:, start:end], end)
+        while True:
             for generation, token in zip(generations, chosen.tolist(), strict=True):
                 generation.add(token)
             if all(generation.ended for generation in generations):
                 return generations
-            fed, end = chosen[:, None].to(device), end + 1
+            end += 1
+            chosen = step(chosen[:, None], end)
 
     def _cache(self, lengths: Sequence[int], shared: tuple[int, ...], past: int) -> Cache:
         """A cache that holds the first ``past`` columns of a left-padded batch."""

@@ -1,7 +1,8 @@
 """The scores of every head in one trial: pure functions of small tensors.
 
 Letters in the shapes: H query heads, Hk key/value heads, d head_dim, R rows (positions whose query
-is looked at), T answer steps, C key columns, n needle positions. One layer at a time.
+is looked at), T answer steps, C key columns, n needle positions. Scores take the heads of one layer
+or of all layers side by side.
 
 For answer step t, head h and key position j, with attention weight a, value v, the head's slice
 W_O of the output projection and the unembedding row u of the token generated at step t,
@@ -16,7 +17,6 @@ attention on the needle only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,120 +32,124 @@ ANCHOR_ROWS = 8
 TOP = 10
 """The contrastive ranking looks at the 10 most attended positions."""
 
-_CHUNK = 2**23  # logits held at a time: 32 MiB
-
 
 # -- from what was captured to small tensors ---------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Needle:
-    """What R rows of one layer and one sequence do with the needle.
-
-    Attributes:
-        mass: attention weight on the needle, (R, H).
-        total: attention weight on all keys, (R, H); below 1 where the family has sinks.
-        output: sum of weight times value over the needle, (R, H, d).
-        visible: number of needle positions that a row sees, (R,).
-        keys: number of keys that a row sees, (R,).
-        top: the most attended columns, best first, (R, H, k); k = min(10, C). Where a row sees
-            fewer than k keys the last ones are -1.
-    """
-
-    mass: Tensor
-    total: Tensor
-    output: Tensor
-    visible: Tensor
-    keys: Tensor
-    top: Tensor
-
-    def __getitem__(self, rows: Sequence[int]) -> Needle:
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.mass.device)
-        return Needle(**{name: value[index] for name, value in vars(self).items()})
-
-
 def visible_columns(
-    columns: Sequence[int], first: int, count: int, padding: int, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """The keys that each row sees, as half-open ranges [low, high) of the ``count`` kept columns.
+    columns: Sequence[int], padding: int, window: int | None
+) -> tuple[list[int], list[int]]:
+    """The keys that each row sees, as absolute columns [low, high).
 
     A query at column p sees the columns c with padding <= c <= p, in a sliding-window layer also
-    c > p - window (DESIGN: a layer's N counts its visible keys only). Two tensors of shape (R,).
+    c > p - window; only these count in a layer's N.
     """
-    at = torch.tensor(columns)
-    low = torch.full_like(at, padding) if window is None else (at - window + 1).clamp(min=padding)
-    return (low - first).clamp(0, count), (at + 1 - first).clamp(0, count)
+    reach = [0 if window is None else column - window + 1 for column in columns]
+    return [max(padding, low) for low in reach], [column + 1 for column in columns]
 
 
-def read_needle(
+def attention_logits(
     query: Tensor,
     keys: Tensor,
-    values: Tensor,
-    visible: tuple[Tensor, Tensor],
-    needle: tuple[int, int],
+    low: Sequence[int],
+    high: Sequence[int],
     *,
     scaling: float,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
-    top: bool = True,
-) -> Needle:
-    """Attention of R rows on the needle, from queries, keys and values; float32 throughout.
+) -> Tensor:
+    """Logits of R rows, (H, R, C), float32; -inf where a row does not see a column.
 
-    A weight is exp(logit - log-sum-exp over the keys that the row sees), so that only the needle's
-    weights are ever formed. Logits: scaling * q.k, then the soft cap if any; a sink adds one more
-    logit to the sum.
+    A logit is scaling * q.k, then softcap * tanh(logit / softcap) where there is a soft cap.
 
     Args:
         query: (H, R, d), rotated; query head h reads key/value head h // (H / Hk).
         keys: (Hk, C, d).
-        values: (Hk, C, d).
-        visible: see `visible_columns`, ranges in the C columns.
-        needle: [start, end) in the C columns; may reach outside them.
+        low: first of the C columns that each row sees.
+        high: one past the last of them.
         scaling: factor on the logits.
-        softcap: softcap * tanh(logit / softcap) is applied.
-        sinks: (H,).
-        top: whether the most attended columns are wanted; without, ``top`` has k = 0.
+        softcap: soft cap, or None.
     """
     heads, rows, size = query.shape
-    kv_heads, count, _ = keys.shape
-    start, end = (min(max(edge, 0), count) for edge in needle)
-    keys = keys.float()
-    needle_values = values[:, start:end].float()
-    low, high = (edge.to(keys.device) for edge in visible)
-    column = torch.arange(count, device=keys.device)
-    k = min(TOP, count) if top else 0
-    parts: list[tuple[Tensor, ...]] = []
-    step = max(1, _CHUNK // max(1, heads * count))
-    for i in range(0, rows, step):
-        q = query[:, i : i + step].float() * scaling
-        r = q.shape[1]
-        grouped = heads // kv_heads * r
-        logits = torch.matmul(q.reshape(kv_heads, grouped, size), keys.mT)
-        logits = logits.view(heads, r, count)
-        if softcap is not None:
-            logits.div_(softcap).tanh_().mul_(softcap)
-        seen = (column >= low[i : i + r, None]) & (column < high[i : i + r, None])
-        if not bool(seen.all()):
-            logits.masked_fill_(~seen, float("-inf"))
-        log_keys = logits.logsumexp(-1)  # (H, r)
-        log_all = log_keys
-        if sinks is not None:
-            log_all = torch.logaddexp(log_keys, sinks.float()[:, None])
-        weights = (logits[..., start:end] - log_all[..., None]).exp()
-        output = torch.matmul(weights.reshape(kv_heads, grouped, end - start), needle_values)
-        best = torch.topk(logits, k, -1)
-        columns = best.indices.masked_fill(best.values == float("-inf"), -1)
-        parts.append(
-            (
-                weights.sum(-1).T,
-                (log_keys - log_all).exp().T,
-                output.view(heads, r, size).transpose(0, 1),
-                columns.transpose(0, 1),
-            )
-        )
-    mass, total, output, columns = (torch.cat(part) for part in zip(*parts, strict=True))
-    inside = (high.clamp(start, end) - low.clamp(start, end)).clamp(min=0)
-    return Needle(mass, total, output, inside, high - low, columns)
+    grouped = (query.float() * scaling).reshape(len(keys), -1, size)
+    logits = torch.matmul(grouped, keys.float().mT).view(heads, rows, -1)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    # Rows are neighbours: what some see and others do not is a few columns at either end.
+    count, device = logits.shape[2], logits.device
+    for start, end, edge, before in (
+        (0, max(low), low, True),
+        (min(high), count, high, False),
+    ):
+        if start < end:
+            column = torch.arange(start, end, device=device)
+            limit = torch.tensor(edge, device=device)[:, None]
+            unseen = column < limit if before else column >= limit
+            logits[..., start:end].masked_fill_(unseen, float("-inf"))
+    return logits
+
+
+def needle_weights(
+    logits: Tensor, needle: tuple[int, int], sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention weights on the needle (H, R, n), and the weight on all keys (H, R).
+
+    The softmax over the keys that a row sees, of which only the needle's part is formed. A sink
+    adds one logit to it, so that the keys' weights sum to less than 1.
+
+    Args:
+        logits: (H, R, C).
+        needle: [start, end) in the C columns.
+        sinks: (H,), or None.
+    """
+    top = logits.amax(-1, keepdim=True)
+    keys = (logits - top).exp_().sum(-1, keepdim=True)
+    all_ = keys if sinks is None else keys + (sinks.float()[:, None, None] - top).exp()
+    weights = (logits[..., slice(*needle)] - top).exp() / all_
+    return weights, (keys / all_)[..., 0]
+
+
+def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
+    """The sum of weight times value: weights (H, R, n), values (Hk, n, d) give (H, R, d)."""
+    heads, rows, count = weights.shape
+    grouped = weights.reshape(len(values), heads // len(values) * rows, count)
+    return torch.matmul(grouped, values.float()).view(heads, rows, -1)
+
+
+def most_attended(logits: Tensor, needle: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Where the needle stands among the most attended columns of each row.
+
+    Args:
+        logits: (H, R, C).
+        needle: [start, end) in the C columns.
+
+    Returns:
+        The place within the needle of a row's most attended column, -1 if that is elsewhere,
+        (H, R) int64; and the share of its 10 most attended columns (of all, where it sees fewer)
+        that lie in the needle, (H, R).
+    """
+    start, end = needle
+    overlap = torch.zeros(logits.shape[:2], device=logits.device)
+    best = torch.full_like(overlap, -1, dtype=torch.long)
+    if start >= end:
+        return best, overlap
+    strongest, place = logits[..., start:end].max(-1)
+    # Sorting every row would cost more than all the rest together. Where the best of ten groups of
+    # columns are above the needle, none of its columns is among the ten best.
+    even = logits.shape[2] // 8 * 8
+    groups = logits[..., :even]
+    for _ in range(3):
+        groups = torch.maximum(*groups.chunk(2, -1))
+    groups = torch.cat([groups, logits[..., even:]], -1)
+    above = (groups > strongest[..., None]).sum(-1)
+    visible = strongest > float("-inf")
+    best = torch.where((above == 0) & visible, place, best)
+    near = (above < TOP) & visible
+    rows = logits[near]
+    top = rows.topk(min(TOP, rows.shape[1]), -1)
+    seen = top.values > float("-inf")
+    inside = (top.indices >= start) & (top.indices < end) & seen
+    overlap[near] = inside.sum(-1) / seen.sum(-1)
+    return best, overlap
 
 
 def direct_effect(projection: nn.Module, u: Tensor) -> Tensor:
@@ -215,13 +219,13 @@ def contrast(needle: Tensor, total: Tensor, visible: Tensor, keys: Tensor) -> Te
     Args:
         needle: sum of phi over the needle, (T, H).
         total: sum of phi over all keys, (T, H).
-        visible: n, (T,).
-        keys: N, (T,).
+        visible: n, (T, H) or (T, 1).
+        keys: N, likewise.
     """
     n, off = visible.double(), (keys - visible).double()
-    ratio = torch.where(off > 0, n / off.clamp(min=1), 0.0)[:, None]
+    ratio = torch.where(off > 0, n / off.clamp(min=1), 0.0)
     score = needle.double() - ratio * (total.double() - needle.double())
-    return torch.where(visible[:, None] > 0, score, 0.0)
+    return torch.where(visible > 0, score, 0.0)
 
 
 def locos(needle: Tensor, total: Tensor, visible: Tensor, keys: Tensor) -> Tensor:
@@ -245,13 +249,13 @@ def attention_spatial(mass: Tensor, total: Tensor, visible: Tensor, keys: Tensor
     Args:
         mass: attention on the needle, (T, H).
         total: attention on all keys, (T, H); 1 except where the family has sinks.
-        visible: n, (T,).
-        keys: N, (T,).
+        visible: n, (T, H) or (T, 1).
+        keys: N, likewise.
     """
     return contrast(mass, total, visible, keys).mean(0)
 
 
-def wu(argmax: Tensor, generated: Tensor, prompt: Tensor, needle: tuple[int, int]) -> Tensor:
+def wu(best: Tensor, generated: Tensor, needle: Tensor) -> Tensor:
     """The retrieval score of Wu et al. 2025 ("Retrieval head mechanistically explains long-context
     factuality"): the share of the needle's distinct tokens that the head copies, shape (H,).
 
@@ -259,36 +263,21 @@ def wu(argmax: Tensor, generated: Tensor, prompt: Tensor, needle: tuple[int, int
     and holds the very token that is generated.
 
     Args:
-        argmax: most attended token position of each decoding step, (R, H); the generated tokens
-            come after the prompt's.
+        best: place in the needle of the most attended position at each decoding step, -1 if that
+            is elsewhere, (R, H).
         generated: id of the token generated at each step, (R,).
-        prompt: ids of the prompt's tokens.
-        needle: [start, end) in the prompt.
+        needle: ids of the needle's tokens, (n,).
     """
-    start, end = needle
-    inside = (argmax >= start) & (argmax < end)
-    attended = prompt[argmax.clamp(start, end - 1)]
-    copies = inside & (attended == generated[:, None])  # (R, H)
-    tokens = prompt[start:end].unique()
-    copied = copies.T[:, :, None] & (generated[:, None] == tokens)  # (H, R, distinct)
+    copies = (best >= 0) & (needle[best.clamp(min=0)] == generated[:, None])  # (R, H)
+    copied = copies.T[:, :, None] & (generated[:, None] == needle.unique())  # (H, R, distinct)
     return copied.any(1).double().mean(1)
-
-
-def top_overlap(top: Tensor, needle: tuple[int, int]) -> Tensor:
-    """The share of a row's most attended columns that lie in the needle: (R, H, k) to (R, H).
-
-    Columns of -1 do not exist (fewer than 10 keys) and do not count; the needle may reach outside
-    the columns that were kept.
-    """
-    inside = (top >= max(0, needle[0])) & (top < needle[1])
-    return inside.sum(-1).double() / (top >= 0).sum(-1).clamp(min=1)
 
 
 def contrastive(signal: Tensor, answer: Tensor) -> Tensor:
     """Mean of ``signal`` over answer steps less its mean over the other decoding steps, (H,).
 
     A baseline of the LOCOS paper. ``signal`` is the top-10 overlap with the needle
-    (`top_overlap`), or in the variant the mean attention weight a needle position gets. The other
+    (`most_attended`), or in the variant the mean attention weight a needle position gets. The other
     steps are those of every content token that is no answer token, and the step that stopped the
     generation. Without any the second mean is 0.
 
