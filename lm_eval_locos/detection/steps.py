@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from lm_eval_locos.families.scoring import rouge_1_recall
+from lm_eval_locos.rouge import rouge_1_recall
 
 MAX_NEW_TOKENS = 50
 PASS_RECALL = 0.5

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 FAMILIES = ("nolima", "musique", "babilong", "parametric", "arithmetic")
-RETRIEVAL = FAMILIES[:3]
-CONTROL = FAMILIES[3:]
 
 
 def calibration_prompts(

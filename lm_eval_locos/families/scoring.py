@@ -8,20 +8,29 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rouge_score.rouge_scorer import RougeScorer
-from rouge_score.tokenizers import DefaultTokenizer, Tokenizer
+from lm_eval_locos.rouge import rouge_1_recall, rouge_l
+
+__all__ = [
+    "contains",
+    "exact_match",
+    "label_match",
+    "last_answer_tag",
+    "normalize",
+    "rouge_1_recall",
+    "rouge_l",
+    "strip_thinking",
+    "sub_span",
+    "token_f1",
+]
 
 _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 _OPEN_THINK = re.compile(r"<think>.*", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|(?=<answer>)|\Z)", re.DOTALL | re.IGNORECASE)
-_WORD = re.compile(r"\w+")
-_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]")
 
 
 def strip_thinking(text: str) -> str:
@@ -91,47 +100,6 @@ def _f1(gold: list[str], found: list[str]) -> float:
         return float(gold == found)
     common = sum((Counter(gold) & Counter(found)).values())
     return 2 * common / (len(gold) + len(found))
-
-
-# -- ROUGE ------------------------------------------------------------------------------------
-
-
-class _UnicodeTokenizer(Tokenizer):
-    """rouge_score's own tokens, plus those it drops: it keeps ASCII letters and digits only.
-
-    Text in ASCII gives exactly rouge_score's tokens (stemmed). Otherwise words are runs of Unicode
-    letters and digits, and scripts without blanks between words count by the character.
-    """
-
-    def __init__(self) -> None:
-        self._ascii = DefaultTokenizer(use_stemmer=True)
-
-    def tokenize(self, text: str) -> list[str]:
-        tokens: list[str] = []
-        for word in _WORD.findall(unicodedata.normalize("NFC", text).lower().replace("_", " ")):
-            if word.isascii():
-                tokens += self._ascii.tokenize(word)
-            elif _CJK.search(word):
-                tokens += list(word)
-            else:
-                tokens.append(word)
-        # Emoji and other signs are no words; text of nothing else counts by the character.
-        return tokens or [c for c in text if not c.isspace() and not c.isascii()]
-
-
-@functools.cache
-def _scorer() -> RougeScorer:
-    return RougeScorer(["rouge1", "rougeL"], tokenizer=_UnicodeTokenizer())
-
-
-def rouge_l(gold: str, text: str) -> float:
-    """ROUGE-L F of ``text`` against ``gold``, stemmed, 0 to 1 (the LOCOS paper's NoLiMa score)."""
-    return float(_scorer().score(gold, text)["rougeL"].fmeasure)
-
-
-def rouge_1_recall(gold: str, text: str) -> float:
-    """Share of ``gold``'s words in ``text``, stemmed, 0 to 1."""
-    return float(_scorer().score(gold, text)["rouge1"].recall)
 
 
 def contains(golds: Iterable[str], text: str) -> float:
