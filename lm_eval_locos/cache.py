@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from lm_eval_locos.architecture import base_model
 from lm_eval_locos.calibration import Calibration
+from lm_eval_locos.files import replacing
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +82,7 @@ def _read(path: Path, key: str) -> Calibration:
 
 
 def _write(path: Path, key: str, calibration: Calibration) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    os.close(handle)
-    try:
+    with replacing(path) as temporary:
         save_file(
             {"means": calibration.means, "samples": calibration.samples},
             temporary,
@@ -95,7 +92,3 @@ def _write(path: Path, key: str, calibration: Calibration) -> None:
                 "num_tokens": str(calibration.num_tokens),
             },
         )
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any
 
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
+from lm_eval_locos.files import replacing
 from lm_eval_locos.ranking_files import DuplicateError, download, fields_of, no_duplicates
 
 # PEFT adapters may resize the vocabulary; the heads stay the same heads.
@@ -114,16 +114,8 @@ class HeadRanking:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the third form, whole or not at all."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
 
     # -- pooling and order -----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import yaml
 from conftest import REPOSITORY
 
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.families import calibration_prompts, nolima, tokenizers
+from lm_eval_locos.families import calibration_prompts, grids, nolima, tokenizers
 from lm_eval_locos.families.documents import sha256_of
 from lm_eval_locos.families.tokenizers import ruler_for
 from lm_eval_locos.sources import needles
@@ -205,7 +205,7 @@ def test_few_documents_spread_over_all_depths(bundled):
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 26), (3, 1, 26), (5, 5), (2, 3), (4, 2, 2), (7, 6)])
 def test_cells_are_every_combination_once(sizes):
     axes = [range(size) for size in sizes]
-    assert sorted(nolima._cells(*axes)) == list(itertools.product(*axes))
+    assert sorted(grids._cells(*axes)) == list(itertools.product(*axes))
 
 
 def test_no_cell_of_the_grid_depends_on_one_character(bundled):
@@ -249,7 +249,7 @@ def test_a_grid_from_metadata(local):
     ],
 )
 def test_numbers(value, expected):
-    assert nolima.numbers("lengths", value, least=1) == expected
+    assert grids.numbers("lengths", value, least=1) == expected
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_numbers(value, expected):
 )
 def test_wrong_numbers(value):
     with pytest.raises(DataError, match="lengths="):
-        nolima.numbers("lengths", value, least=1)
+        grids.numbers("lengths", value, least=1)
 
 
 def test_wrong_depths_and_lengths_reach_the_user(bundled):

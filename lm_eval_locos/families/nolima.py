@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
-import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,7 @@ import numpy as np
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import scoring
 from lm_eval_locos.families.documents import Documents, package, source_of
+from lm_eval_locos.families.grids import Case, benchmark_cases, numbers, paper_cases
 from lm_eval_locos.families.tokenizers import ruler_for
 from lm_eval_locos.sources.haystack import (
     Haystack,
@@ -31,7 +29,7 @@ from lm_eval_locos.sources.haystack import (
     after_sentence,
     on_line,
 )
-from lm_eval_locos.sources.needles import Benchmark, Entry, load_benchmark
+from lm_eval_locos.sources.needles import PARTS, Benchmark, Entry, Part, load_benchmark
 
 TEMPLATE = (
     "Read the text.\n\n{haystack}\n\n"
@@ -47,25 +45,6 @@ BUNDLED_LENGTHS = (200, 250, 300, 350, 400)
 PAPER_DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 BENCHMARK_DEPTHS = 26
 _CALIBRATION_LENGTHS = (1000, 2000, 3000, 4000)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What one document asks: an entry's test with a question type, at a length and a depth."""
-
-    entry: Entry
-    test: str
-    question: str
-    length: int
-    depth: float
-    book: str
-    character: str
-
-    @property
-    def id(self) -> str:
-        """Unique within a task."""
-        parts = (self.entry.id, self.test, self.question, self.character, self.book)
-        return "_".join((*parts, str(self.length), f"{self.depth:g}"))
 
 
 def load(
@@ -93,10 +72,9 @@ def load(
         DataError: missing or wrong data, or a wrong grid.
     """
     whole = load_benchmark(needle_set)
-    bench = whole.part("evaluation") if held_out else whole
-    bundled = bench.found.kind == "bundled"
+    bench = _held_out(whole, "evaluation") if held_out else whole
     grid_lengths = numbers("lengths", lengths, least=1) or (
-        (tokens,) if tokens else BUNDLED_LENGTHS if bundled else PAPER_LENGTHS
+        (tokens,) if tokens else _paper_lengths(bench)
     )
     default_depths = np.linspace(0, 100, BENCHMARK_DEPTHS) if placement == "line" else PAPER_DEPTHS
     grid_depths = numbers("depths", depths, most=100) or tuple(map(float, default_depths))
@@ -115,146 +93,25 @@ def load(
     )
 
 
-def numbers(
-    name: str, value: Any, *, least: float = 0, most: float = float("inf")
-) -> tuple[float, ...] | None:
-    """A grid given as a number, a list of numbers or ``START:STOP:N``; None for None.
-
-    Raises:
-        DataError: anything else, nothing, a number twice or outside ``least`` .. ``most``.
-    """
-    if value is None:
-        return None
-    try:
-        if isinstance(value, str) and value.count(":") == 2:
-            start, stop, count = value.split(":")
-            found = [float(x) for x in np.linspace(float(start), float(stop), int(count))]
-        elif isinstance(value, str):
-            found = [float(part) for part in value.replace(",", " ").split()]
-        else:
-            found = [float(x) for x in (value if isinstance(value, list | tuple) else [value])]
-    except (TypeError, ValueError):
-        found = []
-    fits = all(math.isfinite(x) and least <= x <= most for x in found)
-    if not found or len(set(found)) < len(found) or not fits:
-        limit = f" to {most:g}" if most != float("inf") else ""
-        raise DataError(
-            f"{name}={value!r}: expected different numbers from {least:g}{limit}, as a list such "
-            "as [500, 1000] or as START:STOP:COUNT."
-        )
-    return tuple(found)
-
-
-def _items(bench: Benchmark, questions: Sequence[str]) -> list[tuple[Entry, str, str]]:
-    """(entry, test, question type) in a fixed order that does not follow the files."""
-    found = [
-        (entry, test, question)
-        for entry in bench.entries
-        for test in entry.tests
-        for question in questions
-        if question in entry.questions
-    ]
-    if not found:
-        raise DataError(f"no needle has a question of type {', '.join(questions)}.")
-    return sorted(
-        found,
-        key=lambda item: hashlib.sha256(f"{item[0].id} {item[1]} {item[2]}".encode()).hexdigest(),
-    )
-
-
-def _coprime(least: int, size: int) -> int:
-    """The first number from ``least`` on that shares no factor with ``size``.
-
-    A needle whose turns are so many cells apart meets every cell once. With the number of needles
-    for ``least``, the cells of successive documents follow each other, turn after turn.
-    """
-    return next(n for n in itertools.count(max(least, 1)) if math.gcd(n, size) == 1)
-
-
-def _cells(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Every combination of the axes' values, in an order whose beginnings are balanced.
-
-    The values of each axis are visited in steps of the golden section, so that few of them spread
-    over all; the longest axis moves at every cell, the others too, each with a shift of its own.
-    """
-    spread = []
-    for axis in axes:
-        step = _coprime(round(len(axis) * 0.618), len(axis))
-        spread.append([axis[n * step % len(axis)] for n in range(len(axis))])
-    order = sorted(range(len(axes)), key=lambda n: -len(axes[n]))
-    cells = []
-    for number in range(math.prod(map(len, axes))):
-        cell: list[Any] = [None] * len(axes)
-        rest, first = divmod(number, len(axes[order[0]]))
-        cell[order[0]] = spread[order[0]][first]
-        for n in order[1:]:
-            rest, shift = divmod(rest, len(axes[n]))
-            cell[n] = spread[n][(first + shift) % len(axes[n])]
-        cells.append(tuple(cell))
-    return cells
-
-
-def paper_cases(
-    bench: Benchmark, questions: Sequence[str], lengths: Sequence[int], depths: Sequence[float]
-) -> Iterator[Case]:
-    """Every test at every length and depth, ordered so that any beginning is balanced.
-
-    Each test goes through its characters in an order of its own: with one common order every cell
-    would always meet the same character.
-    """
-    items, books = _items(bench, questions), sorted(bench.books)
-    cells = _cells(lengths, depths)
-    step = _coprime(len(items), len(cells))
-    characters = [
-        random.Random(" ".join((entry.id, test, question))).sample(people, len(people))
-        for entry, test, question in items
-        for people in [entry.characters or ("",)]
-    ]
-    for turn in range(len(cells)):
-        for i, (entry, test, question) in enumerate(items):
-            length, depth = cells[(i + turn * step) % len(cells)]
-            book = books[(i + turn) % len(books)]
-            character = characters[i][turn % len(characters[i])]
-            yield Case(entry, test, question, length, depth, book, character)
-
-
-def benchmark_cases(
-    bench: Benchmark, questions: Sequence[str], lengths: Sequence[int], depths: Sequence[float]
-) -> Iterator[Case]:
-    """Every book, test, question type, length and depth; characters drawn as the benchmark does.
-
-    Per entry and book one stream of draws over the depths (numpy's `RandomState.choice`), seeded
-    with 42 + the number in the first four characters of the id + the book's index.
-    """
-    items, books = _items(bench, questions), sorted(bench.books)
-    cells = _cells(range(len(books)), lengths, range(len(depths)))
-    step = _coprime(len(items), len(cells))
-    for turn in range(len(cells)):
-        for i, (entry, test, question) in enumerate(items):
-            book, length, depth = cells[(i + turn * step) % len(cells)]
-            character = _drawn(entry.id, entry.characters or ("",), book, len(depths))[depth]
-            yield Case(entry, test, question, length, depths[depth], books[book], character)
-
-
-@functools.lru_cache(maxsize=1024)
-def _drawn(entry: str, characters: tuple[str, ...], book: int, depths: int) -> list[str]:
-    """One character a depth."""
-    digits = entry[:4]
-    stream = np.random.RandomState(42 + (int(digits) if digits.isdecimal() else 0) + book)
-    return [characters[stream.choice(len(characters))] for _ in range(depths)]
-
-
 @functools.lru_cache(maxsize=16)
 def _haystack(text: str, ruler: Ruler) -> Haystack:
     """A book is tokenised once for all tasks of a run."""
     return Haystack.of(text, ruler)
 
 
+def haystacks(bench: Benchmark, ruler: Ruler) -> dict[str, Haystack]:
+    """The books of a part by their names."""
+    return {name: _haystack(text, ruler) for name, text in bench.books.items()}
+
+
 def documents(
-    bench: Benchmark, cases: Iterator[Case], ruler: Ruler, placement: str
+    bench: Benchmark, cases: Iterable[Case], ruler: Ruler, placement: str
 ) -> list[dict[str, Any]]:
-    """The documents of ``cases``, their contexts measured with ``ruler``."""
-    books = {name: _haystack(text, ruler) for name, text in bench.books.items()}
+    """The documents of ``cases``, their contexts measured with ``ruler``.
+
+    ``prompt[needle_start:needle_end]`` is the needle.
+    """
+    books = haystacks(bench, ruler)
     return [_document(case, books[case.book], bench.places, placement) for case in cases]
 
 
@@ -273,10 +130,7 @@ def _document(
         distractors=_distractors(case, places),
         seed=case.id,
     )
-    prompt = (entry.template or TEMPLATE).replace("{question}", question)
-    prompt = prompt.replace("{haystack}", placed.text)
-    if entry.system_prompt:
-        prompt = f"{entry.system_prompt}\n\n{prompt}"
+    prompt, start = prompt_of(entry.template or TEMPLATE, entry.system_prompt, placed, question)
     answers = [case.character] if "{CHAR}" in entry.needle else list(entry.golds[case.test])
     return {
         "id": case.id,
@@ -287,6 +141,8 @@ def _document(
         "question": question,
         "question_type": case.question,
         "needle": needle,
+        "needle_start": start,
+        "needle_end": start + len(needle),
         "character": case.character,
         "book": case.book,
         "length": case.length,
@@ -294,6 +150,14 @@ def _document(
         "context_tokens": placed.tokens,
         "needle_depth": placed.depth,
     }
+
+
+def prompt_of(template: str, system: str, placed: Placement, question: str) -> tuple[str, int]:
+    """The filled template, and the character in it at which the needle starts."""
+    before, _, after = template.replace("{question}", question).partition("{haystack}")
+    if system:
+        before = f"{system}\n\n{before}"
+    return before + placed.text + after, len(before) + placed.start
 
 
 def _distractors(case: Case, places: Sequence[tuple[str, ...]]) -> list[str]:
@@ -326,6 +190,24 @@ def score(doc: dict[str, Any], response: str) -> dict[str, float]:
     }
 
 
+def _held_out(whole: Benchmark, part: Part) -> Benchmark:
+    """One part, after a check by hash that it shares nothing with the other two."""
+    bench = whole.part(part)
+    for other in PARTS:
+        if other == part:
+            continue
+        try:
+            shared = _contents(bench) & _contents(whole.part(other))
+        except DataError:  # a small set: it has no needle in that part
+            continue
+        if shared:
+            raise DataError(
+                f"{part} and {other} share a needle, a character or a book (sha256 "
+                f"{sorted(shared)[0]}). Look for the same text under two names."
+            )
+    return bench
+
+
 def _contents(bench: Benchmark) -> set[str]:
     """The hashes of a part's needles, characters and books."""
     texts = {entry.needle for entry in bench.entries} | set(bench.books.values())
@@ -333,18 +215,66 @@ def _contents(bench: Benchmark) -> set[str]:
     return {hashlib.sha256(text.encode("utf-8")).hexdigest() for text in texts}
 
 
+def _paper_lengths(bench: Benchmark) -> tuple[int, ...]:
+    return BUNDLED_LENGTHS if bench.found.kind == "bundled" else PAPER_LENGTHS
+
+
 def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
     """User turns of needles, characters and books that no evaluation document has."""
-    whole = load_benchmark("needle_set.json")
-    bench, evaluation = whole.part("calibration"), whole.part("evaluation")
-    shared = _contents(bench) & _contents(evaluation)
-    if shared:
-        raise DataError(
-            "calibration and evaluation share a needle, a character or a book (sha256 "
-            f"{sorted(shared)[0]}). Look for the same text under two names."
-        )
+    bench = _held_out(load_benchmark("needle_set.json"), "calibration")
     lengths = BUNDLED_LENGTHS if bench.found.kind == "bundled" else _CALIBRATION_LENGTHS
     cases = list(paper_cases(bench, ("onehop",), lengths, PAPER_DEPTHS))
     random.Random(seed).shuffle(cases)
-    found = documents(bench, iter(cases[:count]), ruler_for({"tokenizer": tokenizer}), "sentence")
+    found = documents(bench, cases[:count], ruler_for({"tokenizer": tokenizer}), "sentence")
     return [doc["prompt"] for doc in found], source_of("nolima", bench.found)
+
+
+def detection_part(
+    needle_set: str, lengths: Sequence[float] | None, depths: Sequence[float] | None
+) -> tuple[Benchmark, tuple[tuple[int, ...], tuple[float, ...]]]:
+    """The detection part of a needle set; lengths and depths, the paper's where not given."""
+    bench = _held_out(load_benchmark(needle_set), "detection")
+    return bench, (
+        tuple(int(n) for n in lengths or _paper_lengths(bench)),
+        tuple(map(float, depths or PAPER_DEPTHS)),
+    )
+
+
+def detection(
+    tokenizer: Any,
+    count: int,
+    seed: int,
+    *,
+    needle_set: str = "needle_set.json",
+    questions: Sequence[str] = ("onehop",),
+    lengths: Sequence[float] | None = None,
+    depths: Sequence[float] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Documents of the detection part, which neither evaluation nor calibration has, and their
+    provenance.
+
+    They are neighbours in an order of which any stretch is balanced over lengths, depths, needles
+    and books; the seed says where it begins.
+
+    Raises:
+        DataError: fewer documents than ``count``, or wrong data.
+    """
+    bench, grid = detection_part(needle_set, lengths, depths)
+    cases = list(paper_cases(bench, questions, *grid))
+    if count > len(cases):
+        raise DataError(
+            f"{count} trials were asked for, and the detection part of {needle_set} has "
+            f"{len(cases)} on {len(grid[0])} lengths and {len(grid[1])} depths. Ask for at most "
+            "so many, or for more lengths and depths."
+        )
+    first = random.Random(seed).randrange(len(cases))
+    cases = (cases[first:] + cases[:first])[:count]
+    found = documents(bench, cases, ruler_for({"tokenizer": tokenizer}), "sentence")
+    provenance = source_of("nolima", bench.found) | {
+        "needle_set": needle_set,
+        "questions": list(questions),
+        "split": "detection",
+        "lengths": list(grid[0]),
+        "depths": list(grid[1]),
+    }
+    return found, provenance

@@ -1,0 +1,147 @@
+"""From trials' results to rankings, and to the card that goes with them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lm_eval_locos import __version__
+from lm_eval_locos.architecture import Head
+from lm_eval_locos.detection.generate import TrialResult
+from lm_eval_locos.ranking import HeadRanking
+from lm_eval_locos.ranking_stats import intervals, stability
+
+POOLED = frozenset({"locos", "dla", "attention_spatial", "cri"})
+"""Methods whose score of a trial is a mean over answer steps: equation 4 pools the steps."""
+_DIGITS = 9  # float32 computations: more would be noise, and twice the file
+
+
+def versions() -> dict[str, str]:
+    """The versions of what results depend on."""
+    names = ("torch", "transformers", "tokenizers")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def ranking(
+    method: str, ids: Sequence[str], results: Sequence[TrialResult], meta: Mapping[str, Any]
+) -> HeadRanking:
+    """One method's ranking, with bootstrap intervals.
+
+    Args:
+        method: its name.
+        ids: of the trials.
+        results: of the trials.
+        meta: what all rankings of the run record.
+    """
+    rows = [(i, r) for i, r in zip(ids, results, strict=True) if method in r.scores]
+    passed = sum(result.passed for result in results)
+    scores: dict[Head, tuple[float, ...]] = {}
+    if rows:
+        layers, heads = rows[0][1].scores[method].shape
+        table = [result.scores[method].tolist() for _, result in rows]
+        for layer in range(layers):
+            for head in range(heads):
+                values = tuple(float(f"{row[layer][head]:.{_DIGITS}g}") for row in table)
+                scores[Head(layer, head)] = values
+    steps = tuple(len(result.steps) for _, result in rows) if method in POOLED else None
+    made = HeadRanking(
+        scores=scores,
+        meta={
+            "method": method,
+            **meta,
+            "num_trials_total": len(results),
+            "num_trials_passed": passed,
+            "pass_rate": round(passed / len(results), 4),
+            "num_trials_scored": len(rows),
+            **({"pooled_ans_steps": sum(steps)} if steps else {}),
+        },
+        trial_ids=tuple(name for name, _ in rows),
+        answer_steps=steps,
+    )
+    found = intervals(made) or {}
+    rounded = {h: (float(f"{a:.6g}"), float(f"{b:.6g}")) for h, (a, b) in found.items()}
+    return replace(made, confidence_intervals=rounded)
+
+
+_UNITS = {
+    "locos": "logits",
+    "dla": "logits",
+    "cri": "nats",
+    "attention_spatial": "attention",
+    "wu": "share of the needle's tokens",
+    "contrastive": "overlap of the top 10",
+    "headkv": "attention",
+}
+_PAPER = (
+    "Aryo Pradipta Gema, Beatrice Alex, Pasquale Minervini: LOCOS (Logit-Contribution Scoring), "
+    "arXiv:2607.01002"
+)
+
+
+def card(rankings: Mapping[str, HeadRanking], *, top: int = 10) -> str:
+    """The Markdown card of one run's rankings: model, data, pass rate, top heads, how to cite."""
+    meta = next(iter(rankings.values())).meta
+    fingerprint = meta["fingerprint"]
+    lines = [
+        f"# Head rankings of {meta['model']}",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| model | {meta['model']}, revision {meta['revision'] or 'none'}, {meta['dtype']} |",
+        f"| attention | {fingerprint['num_layers']} layers x {fingerprint['num_heads']} heads "
+        f"({fingerprint['num_kv_heads']} key/value heads), {fingerprint['architecture']} |",
+        f"| data | {_data(meta)} |",
+        f"| split | {meta['split']} |",
+        f"| trials | {meta['num_trials_total']}, of which {meta['num_trials_passed']} passed "
+        f"(pass rate {meta['pass_rate']:.2f}) |",
+        f"| seed, chat template | {meta['seed']}, {'yes' if meta['chat_template'] else 'no'} |",
+        f"| made with | lm-eval-locos {meta['plugin_version']}, "
+        f"{', '.join(f'{name} {version}' for name, version in meta['versions'].items())} |",
+        "",
+        "A trial passes when the model answers it (ROUGE-1 recall above 0.5, and the answer is in "
+        "the generation). Only trials that pass are scored, except for headkv.",
+        "",
+        f"| method | unit | top heads (layer-head), highest first | stability of the top {top} |",
+        "|---|---|---|---|",
+    ]
+    for method, found in rankings.items():
+        k = min(top, len(found.order))
+        steady = stability(found, k)
+        lines.append(
+            f"| {method} | {_UNITS.get(method, 'score')} | {', '.join(map(str, found.top(k)))} | "
+            f"{'one trial' if steady is None else f'{steady.mean:.2f}'} |"
+        )
+    lines += [
+        "",
+        f"Stability: the share of the top {top} that stays when trials are drawn again with "
+        "replacement (mean of 1,000 draws).",
+        "",
+    ]
+    if meta["data"].get("source") == "bundled":
+        lines += [
+            "The trials are of the sample bundled with lm-eval-locos: text of its own in the form "
+            "of NoLiMa, **not the benchmark**.",
+            "",
+        ]
+    lines += [
+        "Use: `lm_eval --model locos-ablated --model_args pretrained=MODEL,heads=FILE.json,"
+        "num_heads=K --tasks nolima,musique`. Whether these heads are specific to retrieval is "
+        "what an evaluation with controls shows; a ranking alone does not.",
+        "",
+        f"To cite: {_PAPER}; and lm-eval-locos {__version__} with the sha256 of the file.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _data(meta: Mapping[str, Any]) -> str:
+    data = meta["data"]
+    parts = [str(meta["dataset"]), f"source {data['source']}"]
+    parts += [f"{key} {data[key]}" for key in ("needle_set", "revision") if data.get(key)]
+    if data.get("lengths"):
+        parts.append(f"lengths {', '.join(f'{n:g}' for n in data['lengths'])} tokens")
+    if data.get("depths"):
+        parts.append(f"depths {', '.join(f'{n:g}' for n in data['depths'])} %")
+    return ", ".join(parts)
