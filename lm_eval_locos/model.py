@@ -25,6 +25,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval_locos import __version__
 from lm_eval_locos.ablation import SITES, Site, ablate, refuse_compiled
 from lm_eval_locos.architecture import Head, check_heads, describe
+from lm_eval_locos.bundled import bundled_ranking
 from lm_eval_locos.cache import cached, model_identity
 from lm_eval_locos.calibration import (
     AVERAGES,
@@ -97,7 +98,8 @@ class LocosAblatedLM(HFLM):
 
         Args:
             pretrained: as for HFLM.
-            heads: the ranking: a path, ``hf://datasets/OWNER/REPO/PATH.json`` or a `HeadRanking`.
+            heads: the ranking: a path, ``hf://datasets/OWNER/REPO/PATH.json`` or a `HeadRanking`;
+                default: the one bundled for this model, if any.
             num_heads: k, how many heads are ablated; 0 is the baseline.
             select: ``top`` or ``bottom`` k of the ranking, k ``random`` heads without the top k,
                 the same with as many per layer as the top k has (``layer-random``), or ``list``.
@@ -128,7 +130,8 @@ class LocosAblatedLM(HFLM):
         self.calibration_source = str(calibration)
         self.num_calibration = count("num_calibration", num_calibration, least=1)
         self.condition = condition_of(select, count("num_heads", num_heads), head_list, self.seed)
-        self.ranking = ranking_of(heads, self.condition)
+        bundled = bundled_ranking(pretrained, kwargs.get("gguf_file"))
+        self.ranking = ranking_of(heads, self.condition, bundled)
 
         super().__init__(pretrained, **kwargs)
         if self.backend != "causal":
@@ -138,13 +141,22 @@ class LocosAblatedLM(HFLM):
             )
         self.architecture = describe(self.model)
         refuse_compiled(self.model)
-        if self.ranking is not None:
-            self.ranking.check_fits(self.architecture.fingerprint)
-        self.heads: dict[Condition, tuple[Head, ...]] = {}
-        self._select(self.condition)
         self.calibrations: dict[tuple[str | None, bool], tuple[Calibration, dict[str, Any]]] = {}
-        self.skipped: Counter[str] = Counter()
         self._identity: str | None = None
+        self.ablate_as(self.condition, self.ranking)
+
+    def ablate_as(self, condition: Condition, ranking: HeadRanking | None) -> None:
+        """Changes the default condition and the ranking. Means that were measured are kept.
+
+        Raises:
+            LocosError: the ranking does not fit the model or the condition.
+        """
+        if ranking is not None:
+            ranking.check_fits(self.architecture.fingerprint)
+        self.condition, self.ranking = condition, ranking
+        self.heads: dict[Condition, tuple[Head, ...]] = {}
+        self.skipped: Counter[str] = Counter()
+        self._select(condition)
 
     # -- running requests ------------------------------------------------------------------
 
@@ -185,6 +197,8 @@ class LocosAblatedLM(HFLM):
                 f"batch_size=auto with {self.world_size} processes and {len(groups)} kinds of "
                 "requests could wait for ever. Give a number as batch size."
             )
+        for setting in groups:  # a draw that is impossible fails before any work is done
+            self._select(setting.condition)
         answers: dict[int, _T] = {}
         for setting, rows in groups.items():
             with self._hooks(setting):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
 from lm_eval_locos.conditions import Condition, parse_head_list
 from lm_eval_locos.errors import LocosError, RankingError
 from lm_eval_locos.ranking import HeadRanking
+
+_log = logging.getLogger(__name__)
 
 Overlength = Literal["error", "skip", "truncate"]
 Select = Literal["top", "bottom", "random", "layer-random", "list"]
@@ -49,12 +53,20 @@ def condition_of(
     return Condition(select, k, seed if select.endswith("random") else 0)
 
 
-def ranking_of(heads: str | HeadRanking | None, condition: Condition) -> HeadRanking | None:
-    """The ranking that ``heads`` names; None where it is not given and not needed."""
+def ranking_of(
+    heads: str | HeadRanking | None, condition: Condition, bundled: Path | None = None
+) -> HeadRanking | None:
+    """The ranking that ``heads`` names, or else the bundled one; None where none is needed."""
     if heads is None:
-        if condition.needs_ranking:
-            raise RankingError(f"locos-ablated: heads is missing. For example:\n  {EXAMPLE}")
-        return None
+        if not condition.needs_ranking:
+            return None
+        if bundled is None:
+            raise RankingError(
+                "locos-ablated: heads is missing, and no ranking of this model is bundled. For "
+                f"example:\n  {EXAMPLE}\nTo make one: locos detect --model MODEL --output DIR"
+            )
+        _log.warning("heads is not given: using the bundled ranking %s", bundled)
+        return HeadRanking.load(bundled)
     if isinstance(heads, HeadRanking):
         return heads
     if not isinstance(heads, str):

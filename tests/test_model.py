@@ -247,7 +247,7 @@ def test_plain_model_cannot_read_an_ablated_cache(folder):
     ("arguments", "kind", "words"),
     [
         ({"pretrained": None}, LocosError, r"pretrained is missing. For example:\n  lm_eval --mod"),
-        ({"heads": None}, RankingError, r"heads is missing. For example:\n  lm_eval --model"),
+        ({"heads": None}, RankingError, r"heads is missing, and .* example:\n  lm_eval --m"),
         ({"heads": 3.1}, RankingError, "heads=3.1 was read as a float"),
         ({"heads": "none.json"}, RankingError, "none.json: cannot be read"),
         ({"num_heads": 13}, RankingError, "k=13, but .* scores for 12 heads"),

@@ -255,3 +255,20 @@ def test_the_hash_depends_on_content_and_order():
     }
     assert len(hashes) == 4
     assert documents.sha256_of([DOCUMENT]) == documents.sha256_of([dict(sorted(DOCUMENT.items()))])
+
+
+def test_predict_only(folder):
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from lm_eval_locos import tasks_dir
+
+    found = simple_evaluate(
+        "dummy",
+        {},
+        ["locos_arithmetic_2da"],
+        limit=1,
+        predict_only=True,
+        task_manager=TaskManager(include_path=tasks_dir(), include_defaults=False),
+    )
+    assert len(found["samples"]["locos_arithmetic_2da"]) == 1

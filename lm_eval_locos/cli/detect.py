@@ -154,13 +154,14 @@ def _methods(names: Sequence[str]) -> list[str]:
 def _report(found: Any, output: str) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     passed = sum(result.passed for result in found.results)
     console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(
-        title=f"{passed} of {len(found.results)} trials passed ({found.pass_rate:.2f})",
-        title_justify="left",
-    )
+    meta = next(iter(found.rankings.values())).meta
+    mark = " [bundled sample]" if meta["data"]["source"] == "bundled" else ""
+    title = f"{passed} of {len(found.results)} trials passed ({found.pass_rate:.2f}){mark}"
+    table = Table(title=Text(title), title_justify="left")
     for column in ("method", "trials", "top heads (layer-head), highest first", "file"):
         table.add_column(column, justify="right" if column == "trials" else "left")
     for method, ranking in found.rankings.items():

@@ -74,6 +74,8 @@ class LocosTask(ConfigurableTask):
 
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
         """The family's score of the response without its thinking; empty for a skipped prompt."""
+        if not callable(self.config.process_results):  # --predict_only has put a name there
+            return super().process_results(doc, results)
         response = results[0]
         if response == SKIPPED:
             return {}
