@@ -26,7 +26,7 @@ from typing import Any
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
 from lm_eval_locos.files import replacing
-from lm_eval_locos.ranking_files import DuplicateError, download, fields_of, no_duplicates
+from lm_eval_locos.ranking_files import DuplicateError, download, fields_of, no_duplicates, to_text
 
 # PEFT adapters may resize the vocabulary; the heads stay the same heads.
 _NOT_COMPARED = {"vocab_size"}
@@ -110,7 +110,7 @@ class HeadRanking:
             content["confidence_intervals"] = {
                 str(head): list(interval) for head, interval in self.confidence_intervals.items()
             }
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        return to_text(content)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the third form, whole or not at all."""

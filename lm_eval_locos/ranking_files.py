@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +117,17 @@ def download(name: str) -> Path:
             f"heads={name}: cannot be fetched ({type(error).__name__}: {str(error)[:200]}). Check "
             "the name and the network, or give a local path."
         ) from error
+
+
+def to_text(content: Mapping[str, Any]) -> str:
+    """JSON with a line for every entry of an object at the top, such as a head's scores."""
+    dumps = functools.partial(json.dumps, allow_nan=False)
+    parts = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            entries = (f"  {dumps(name)}: {dumps(entry)}" for name, entry in value.items())
+            text = "{\n" + ",\n".join(entries) + "\n }"
+        else:
+            text = dumps(value)
+        parts.append(f" {dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

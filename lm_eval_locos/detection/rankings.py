@@ -15,7 +15,7 @@ from lm_eval_locos.ranking_stats import intervals, stability
 
 POOLED = frozenset({"locos", "dla", "attention_spatial", "cri"})
 """Methods whose score of a trial is a mean over answer steps: equation 4 pools the steps."""
-_DIGITS = 9  # float32 computations: more would be noise, and twice the file
+_DIGITS = 7  # float32 computations: more would be noise, and twice the file
 
 
 def versions() -> dict[str, str]:
