@@ -25,7 +25,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval_locos import __version__
 from lm_eval_locos.ablation import SITES, Site, ablate, refuse_compiled
 from lm_eval_locos.architecture import Head, check_heads, describe
-from lm_eval_locos.bundled import bundled_ranking
+from lm_eval_locos.bundled import MINI, bundled_ranking, resolve, run_unnamed
 from lm_eval_locos.cache import cached, model_identity
 from lm_eval_locos.calibration import (
     AVERAGES,
@@ -49,13 +49,13 @@ from lm_eval_locos.errors import (
 from lm_eval_locos.families import FAMILIES, calibration_prompts
 from lm_eval_locos.ranking import HeadRanking
 from lm_eval_locos.settings import (
-    EXAMPLE,
     Overlength,
     Select,
     check,
     condition_of,
     count,
     ranking_of,
+    recorded_k,
 )
 
 CACHE_KEY = "locos_ablation"
@@ -82,7 +82,7 @@ class LocosAblatedLM(HFLM):
         pretrained: Any = None,
         *,
         heads: str | HeadRanking | None = None,
-        num_heads: int = 50,
+        num_heads: int | None = None,
         select: Select = "top",
         head_list: str | Sequence[str] | None = None,
         seed: int = 42,
@@ -97,10 +97,11 @@ class LocosAblatedLM(HFLM):
         """Loads the model and chooses the heads; means are measured when first needed.
 
         Args:
-            pretrained: as for HFLM.
+            pretrained: as for HFLM; default ``locos-mini``, the small model in the package.
             heads: the ranking: a path, ``hf://datasets/OWNER/REPO/PATH.json`` or a `HeadRanking`;
                 default: the one bundled for this model, if any.
-            num_heads: k, how many heads are ablated; 0 is the baseline.
+            num_heads: k, how many heads are ablated; 0 is the baseline. Default: what the ranking
+                records, else 50.
             select: ``top`` or ``bottom`` k of the ranking, k ``random`` heads without the top k,
                 the same with as many per layer as the top k has (``layer-random``), or ``list``.
             head_list: the heads of ``select=list``, such as ``3-1;7-2``.
@@ -119,8 +120,8 @@ class LocosAblatedLM(HFLM):
             LocosError: a missing or wrong argument, a ranking that does not fit the model, or a
                 model that is not supported.
         """
-        if pretrained is None:
-            raise LocosError(f"locos-ablated: pretrained is missing. For example:\n  {EXAMPLE}")
+        run_unnamed(str(MINI) if pretrained is None else None)
+        pretrained = resolve(pretrained)
         check("site", site, SITES)
         check("mode", mode, MODES)
         check("average", average, AVERAGES)
@@ -129,9 +130,13 @@ class LocosAblatedLM(HFLM):
         self.on_overlength, self.seed = on_overlength, count("seed", seed)
         self.calibration_source = str(calibration)
         self.num_calibration = count("num_calibration", num_calibration, least=1)
-        self.condition = condition_of(select, count("num_heads", num_heads), head_list, self.seed)
-        bundled = bundled_ranking(pretrained, kwargs.get("gguf_file"))
-        self.ranking = ranking_of(heads, self.condition, bundled)
+        self.ranking = ranking_of(
+            heads,
+            bundled_ranking(pretrained, kwargs.get("gguf_file")),
+            needed=select != "list" and num_heads != 0,
+        )
+        k = recorded_k(self.ranking) if num_heads is None else count("num_heads", num_heads)
+        self.condition = condition_of(select, k, head_list, self.seed)
 
         super().__init__(pretrained, **kwargs)
         if self.backend != "causal":

@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 
 Overlength = Literal["error", "skip", "truncate"]
 Select = Literal["top", "bottom", "random", "layer-random", "list"]
+NUM_HEADS = 50
 EXAMPLE = (
     "lm_eval --model locos-ablated --model_args "
     "pretrained=HuggingFaceTB/SmolLM2-135M-Instruct,heads=ranking.json,num_heads=20 "
@@ -54,11 +55,11 @@ def condition_of(
 
 
 def ranking_of(
-    heads: str | HeadRanking | None, condition: Condition, bundled: Path | None = None
+    heads: str | HeadRanking | None, bundled: Path | None, *, needed: bool
 ) -> HeadRanking | None:
     """The ranking that ``heads`` names, or else the bundled one; None where none is needed."""
     if heads is None:
-        if not condition.needs_ranking:
+        if not needed:
             return None
         if bundled is None:
             raise RankingError(
@@ -75,3 +76,9 @@ def ranking_of(
             "--model_args \"heads='3.1'\", or choose heads by select=list,head_list=3-1;7-2."
         )
     return HeadRanking.load(heads)
+
+
+def recorded_k(ranking: HeadRanking | None) -> int:
+    """How many heads the ranking says that it is for (``meta.k``), or else `NUM_HEADS`."""
+    recorded = ranking.meta.get("k") if ranking is not None else None
+    return NUM_HEADS if recorded is None else count("meta.k of the ranking", recorded)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lm_eval_locos.bundled import bundled_ranking, resolve, running_unnamed
 from lm_eval_locos.errors import DataError
+from lm_eval_locos.ranking import HeadRanking
+from lm_eval_locos.settings import NUM_HEADS, recorded_k
 
 if TYPE_CHECKING:
     from lm_eval_locos.statistics.families import Side
 
 RANDOM_SEEDS = 10
-DEFAULT_K = 50  # of locos-ablated's num_heads
 _RANDOM_KINDS = ("layer-random", "random")
 
 
@@ -56,7 +59,7 @@ class Plan:
 
     families: tuple[str, ...] = tuple(MEMBERS)
     per_family: int | None = None
-    k: int = DEFAULT_K
+    k: int = NUM_HEADS
     seeds: tuple[int, ...] = tuple(range(RANDOM_SEEDS))
     random: str = _RANDOM_KINDS[0]
 
@@ -126,7 +129,14 @@ def _k(metadata: Mapping[str, Any]) -> int:
             f"num_heads={given['num_heads']} in --model_args and k={given['k']} in --metadata "
             "disagree. Leave one out."
         )
-    return next(iter(given.values()), DEFAULT_K)
+    return next(iter(given.values())) if given else _default_k(metadata)
+
+
+def _default_k(metadata: Mapping[str, Any]) -> int:
+    """What ``locos-ablated`` takes where ``num_heads`` is not given."""
+    model = resolve(metadata["pretrained"]) if "pretrained" in metadata else running_unnamed()
+    heads = metadata.get("heads") or bundled_ranking(model, metadata.get("gguf_file"))
+    return recorded_k(HeadRanking.load(heads) if isinstance(heads, str | Path) else None)
 
 
 def _seeds(value: Any) -> tuple[int, ...]:

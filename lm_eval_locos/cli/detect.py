@@ -19,7 +19,7 @@ methods:
   contrastive_mean   its variant with mean attention (on request)
   headkv             attention on the needle from the prompt's last 8 tokens (no generation)
   cri                causal patching: a pass for every head and trial (on request; slow)
-  all                the first five and headkv: they cost one pass together
+  all                locos, dla, attention_spatial, wu, contrastive, headkv: one pass together
 
 examples:
   locos detect --model Qwen/Qwen3-4B --data nolima --num-trials 200 --output rankings/qwen3

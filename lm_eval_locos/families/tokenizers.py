@@ -15,6 +15,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from lm_eval_locos.bundled import resolve, running_unnamed
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.sources.haystack import WORDS, Ruler, tokenizer_ruler
 
@@ -31,7 +32,8 @@ def ruler_for(arguments: Mapping[str, Any]) -> Ruler:
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer_ruler(tokenizer)
     model = arguments.get("pretrained")
-    name = tokenizer or (model if isinstance(model, str) else getattr(model, "name_or_path", None))
+    name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
+    name = tokenizer or (resolve(name) if name else running_unnamed())
     options = tuple(
         (key, arguments[key])
         for key in ("revision", "subfolder", "trust_remote_code", "gguf_file")
