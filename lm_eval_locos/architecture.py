@@ -15,11 +15,12 @@ key/value head ``h // (num_heads // num_kv_heads)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval_locos.errors import ModelError
+
+if TYPE_CHECKING:  # rankings and gates are read without torch, which is slow to import
+    from torch import nn
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """``model_type`` of the families with split q/k/v projections that are handled (and tested)."""

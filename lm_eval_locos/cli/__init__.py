@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lm_eval_locos import __version__
-from lm_eval_locos.cli import detect, heads, report, sweep
+from lm_eval_locos.cli import check, compare, detect, heads, report, sweep
 from lm_eval_locos.errors import LocosError
 
 
@@ -22,12 +22,13 @@ def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
     top = argparse.ArgumentParser(
         prog="locos",
-        description="Finds the attention heads of a language model that retrieve from context. "
-        "Evaluation without them runs in the harness: lm_eval --model locos-ablated ...",
+        description="Finds the attention heads of a language model that retrieve from context, "
+        "and reports what their removal does. The evaluation itself runs in the harness: lm_eval "
+        "--model locos-ablated ...",
     )
     top.add_argument("--version", action="version", version=f"lm-eval-locos {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for module in (detect, heads, sweep, report):
+    for module in (detect, heads, sweep, report, check, compare):
         module.add_parser(commands)
     return top
 

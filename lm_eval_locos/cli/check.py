@@ -120,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     console = tables.console()
     if console.is_terminal:
-        console.print(output.table(outcomes, console))
-        console.print(output.summary(outcomes), soft_wrap=True)
+        output.show(outcomes, console)
     else:
         print(output.text(outcomes), end="")
     _write_junit(arguments.junit, file, outcomes)

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
     head.add_row("A", _described(found.a))
     head.add_row("B", _described(found.b))
     console.print(head, "")
-    console.print(_table(found, console))
+    _print_tasks(found, console)
     for note in (*found.notes, *_remarks(found)):
         console.print(f"Note: {note}", soft_wrap=True)
 
@@ -92,12 +92,25 @@ def _described(side: Side) -> str:
     return ", ".join(parts)
 
 
-def _table(found: Comparison, console: Console) -> Table:
-    made = tables.table(
-        console,
+def _print_tasks(found: Comparison, console: Console) -> None:
+    """A row a task; a block a task where the terminal is too narrow for rows."""
+    labels = (
         *("task", "metric", "documents", "A", "B", "B - A", f"{found.level:.0%} interval"),
         *("rose", "fell", "p", "p (Holm)", "detectable"),
     )
+    made = _table(found, labels, console)
+    if console.measure(made, options=console.options.update(width=10_000)).maximum <= console.width:
+        console.print(made)
+        return
+    for task in found.tasks:
+        block = tables.grid(1)
+        for label, cell in zip(labels, _cells(task), strict=True):
+            block.add_row(label, cell)
+        console.print(block, "")
+
+
+def _table(found: Comparison, labels: tuple[str, ...], console: Console) -> Table:
+    made = tables.table(console, *labels)
     for column in made.columns[:2]:
         column.justify = "left"
     for task in found.tasks:
