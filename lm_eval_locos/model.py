@@ -21,11 +21,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
+from tqdm.auto import tqdm
 
 from lm_eval_locos import __version__
 from lm_eval_locos.ablation import SITES, Site, ablate, refuse_compiled
 from lm_eval_locos.architecture import Head, check_heads, describe
-from lm_eval_locos.bundled import MINI, bundled_ranking, resolve, run_unnamed
+from lm_eval_locos.bundled import MINI, MINI_NAME, bundled_ranking, resolve, run_unnamed
 from lm_eval_locos.cache import cached, model_identity
 from lm_eval_locos.calibration import (
     AVERAGES,
@@ -120,6 +121,7 @@ class LocosAblatedLM(HFLM):
             LocosError: a missing or wrong argument, a ranking that does not fit the model, or a
                 model that is not supported.
         """
+        self.label = str(getattr(pretrained, "name_or_path", pretrained or MINI_NAME))
         run_unnamed(str(MINI) if pretrained is None else None)
         pretrained = resolve(pretrained)
         check("site", site, SITES)
@@ -138,6 +140,8 @@ class LocosAblatedLM(HFLM):
         k = recorded_k(self.ranking) if num_heads is None else count("num_heads", num_heads)
         self.condition = condition_of(select, k, head_list, self.seed)
 
+        # HFLM's own default fails without a GPU; an empty name takes one where there is one.
+        kwargs["device"] = kwargs.get("device") or ""
         super().__init__(pretrained, **kwargs)
         if self.backend != "causal":
             raise ModelError(
@@ -205,10 +209,17 @@ class LocosAblatedLM(HFLM):
         for setting in groups:  # a draw that is impossible fails before any work is done
             self._select(setting.condition)
         answers: dict[int, _T] = {}
-        for setting, rows in groups.items():
-            with self._hooks(setting):
-                results = run([requests[i] for i in rows], disable_tqdm=disable_tqdm)
-            answers.update(zip(rows, results, strict=True))
+        # One bar over all groups, in the place of a bar for each.
+        alone = len(groups) == 1
+        hidden = alone or disable_tqdm or self.rank != 0
+        with tqdm(total=len(requests), desc="Running requests", disable=hidden) as bar:
+            for setting, rows in groups.items():
+                bar.set_postfix_str(str(setting.condition), refresh=False)
+                with self._hooks(setting):
+                    chosen = [requests[i] for i in rows]
+                    results = run(chosen, disable_tqdm=disable_tqdm or not alone)
+                answers.update(zip(rows, results, strict=True))
+                bar.update(len(rows))
         return [answers[i] for i in range(len(requests))]
 
     def _setting(self, request: Instance, suffix: str) -> _Setting:
@@ -355,6 +366,7 @@ class LocosAblatedLM(HFLM):
         return super().get_model_info() | {
             "locos": {
                 "version": __version__,
+                "model": self.label,
                 "ranking": ranking and {"path": ranking.path, "sha256": ranking.sha256},
                 "method": ranking and ranking.method,
                 "condition": str(self.condition),

@@ -84,7 +84,7 @@ def load(**kwargs: Any) -> SpecificityDocuments:
 def _documents(family: str, task: LocosTask, plan: Plan) -> list[dict[str, Any]]:
     """What all families' documents have, and the number of the document in its own task."""
     rows = task.test_docs()
-    count = min(len(rows), plan.per_family or len(rows))
+    count = min(len(rows), plan.documents(family) or len(rows))
     numbers = _spread(len(rows))[:count] if MEMBERS[family].spread else range(count)
     kept = ("id", "family", "cluster", "prompt", "answers", "question")
     return [

@@ -58,7 +58,7 @@ class Plan:
     """What is asked: families, how many documents of each, and the conditions."""
 
     families: tuple[str, ...] = tuple(MEMBERS)
-    per_family: int | None = None
+    per_family: int | Mapping[str, int] | None = None
     k: int = NUM_HEADS
     seeds: tuple[int, ...] = tuple(range(RANDOM_SEEDS))
     random: str = _RANDOM_KINDS[0]
@@ -78,17 +78,22 @@ class Plan:
                 f"select={select}: locos_specificity compares the top heads with random ones. "
                 "Leave select out of --model_args."
             )
-        per_family = metadata.get("per_family")
         random = metadata.get("random", _RANDOM_KINDS[0])
         if random not in _RANDOM_KINDS:
             raise DataError(f"random={random!r}: expected one of {', '.join(_RANDOM_KINDS)}.")
         return cls(
             _families(metadata.get("families")),
-            None if per_family in (None, "all") else _whole("per_family", per_family, " or 'all'"),
+            _per_family(metadata.get("per_family")),
             _k(metadata),
             _seeds(metadata.get("random_seeds", RANDOM_SEEDS)),
             random,
         )
+
+    def documents(self, family: str) -> int | None:
+        """The most documents of one family; None: all there are."""
+        if isinstance(self.per_family, Mapping):
+            return self.per_family.get(family)
+        return self.per_family
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -101,6 +106,16 @@ def _whole(name: str, value: Any, more: str = "", least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DataError(f"{name}={value!r}: expected a whole number, at least {least}{more}.")
     return value
+
+
+def _per_family(value: Any) -> int | dict[str, int] | None:
+    more = ", 'all', or such a number by family"
+    if not isinstance(value, Mapping):
+        return None if value in (None, "all") else _whole("per_family", value, more)
+    unknown = [name for name in value if name not in MEMBERS]
+    if unknown:
+        raise DataError(f"per_family: no family {unknown[0]!r}. Known: {', '.join(MEMBERS)}.")
+    return {name: _whole(f"per_family of {name}", count) for name, count in value.items()}
 
 
 def _families(value: Any) -> tuple[str, ...]:

@@ -26,12 +26,11 @@ from tqdm.auto import tqdm
 from lm_eval_locos import __version__
 from lm_eval_locos.conditions import Condition
 from lm_eval_locos.errors import DataError, LocosError, RankingError
+from lm_eval_locos.evaluation import evaluate
 from lm_eval_locos.files import replacing
 from lm_eval_locos.ranking import HeadRanking
 
 if TYPE_CHECKING:
-    from lm_eval.tasks import TaskManager
-
     from lm_eval_locos.model import LocosAblatedLM
 
 _log = logging.getLogger(__name__)
@@ -173,13 +172,15 @@ def sweep(
             bar.set_postfix_str(run.name)
             lm.ablate_as(run.condition, rankings[run.ranking] if run.ranking else None)
             with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as temporary:
-                _evaluate(
+                arguments = {**model_args, "num_heads": run.condition.k}
+                if run.ranking:
+                    arguments["heads"] = rankings[run.ranking].path
+                evaluate(
                     lm,
-                    run,
                     Path(temporary) / "results",
                     tasks=tasks,
                     manager=manager,
-                    model_args=model_args,
+                    model_args=arguments,
                     limit=limit,
                     apply_chat_template=apply_chat_template,
                 )
@@ -209,42 +210,3 @@ def _begin(folder: Path, identity: dict[str, Any], resume: bool) -> None:
             f"{folder} holds this sweep already, whole or in part. Add --resume to run what is "
             "missing, or choose another --output."
         )
-
-
-def _evaluate(
-    lm: LocosAblatedLM,
-    run: Run,
-    folder: Path,
-    *,
-    tasks: Sequence[str],
-    manager: TaskManager,
-    model_args: Mapping[str, Any],
-    limit: int | float | None,
-    apply_chat_template: bool,
-) -> None:
-    """One run, written by the harness as ``lm_eval --output_path --log_samples`` writes it."""
-    from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
-
-    arguments = dict(model_args) | {"num_heads": run.condition.k}
-    if run.ranking and lm.ranking is not None:
-        arguments["heads"] = lm.ranking.path
-    tracker = EvaluationTracker(output_path=str(folder))
-    results = simple_evaluate(
-        model=lm,
-        model_args=arguments,
-        tasks=list(tasks),
-        limit=limit,
-        log_samples=True,
-        apply_chat_template=apply_chat_template,
-        evaluation_tracker=tracker,
-        task_manager=manager,
-        bootstrap_iters=0,
-    )
-    if results is None:  # another process writes
-        return
-    tracker.general_config_tracker.model_source = "locos-ablated"
-    samples = results.pop("samples")
-    tracker.save_results_aggregated(results=results, samples=samples)
-    for task in results["configs"]:
-        tracker.save_results_samples(task_name=task, samples=samples[task])

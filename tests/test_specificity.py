@@ -408,7 +408,7 @@ def test_the_plan_s_defaults_and_where_k_comes_from():
         ({"families": []}, "families=.*retrieval family"),
         ({"families": 3}, "families=3"),
         ({"families": ["nolima", "musique"]}, "Name at least one of each"),
-        ({"per_family": 0}, "per_family=0: expected a whole number, at least 1 or 'all'"),
+        ({"per_family": 0}, "per_family=0: expected a whole number, at least 1, 'all'"),
         ({"select": "bottom"}, "select=bottom: .*Leave select out"),
         ({"lengths": "x"}, "lengths='x'"),
     ],

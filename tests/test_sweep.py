@@ -134,16 +134,16 @@ def test_the_same_as_a_run_of_its_own(run, folder):
 
 
 def test_resume(run, folder, monkeypatch):
-    evaluate, seen = module._evaluate, []
+    evaluate, seen = module.evaluate, []
 
-    def stop_at_second(lm, one, *args, **kwargs):
+    def stop_at_second(lm, *args, **kwargs):
         if len(seen) == 1:
             (folder / "out" / ".run-left").mkdir()  # what SIGKILL would leave
             raise KeyboardInterrupt
-        seen.append(one.name)
-        evaluate(lm, one, *args, **kwargs)
+        seen.append(str(lm.condition))
+        evaluate(lm, *args, **kwargs)
 
-    monkeypatch.setattr(module, "_evaluate", stop_at_second)
+    monkeypatch.setattr(module, "evaluate", stop_at_second)
     with pytest.raises(KeyboardInterrupt):
         run()
     assert sorted(p.name for p in (folder / "out").iterdir() if p.is_dir()) == [
@@ -153,21 +153,21 @@ def test_resume(run, folder, monkeypatch):
     with pytest.raises(DataError, match="Add --resume"):
         run()
 
-    def remembered(lm, one, *args, **kwargs):
-        seen.append(one.name)
-        evaluate(lm, one, *args, **kwargs)
+    def remembered(lm, *args, **kwargs):
+        seen.append(str(lm.condition))
+        evaluate(lm, *args, **kwargs)
 
-    monkeypatch.setattr(module, "_evaluate", remembered)
+    monkeypatch.setattr(module, "evaluate", remembered)
     paths = run(ks=(2, 3), resume=True)
-    assert seen == [path.name for path in paths]
-    assert folders(folder / "out") == sorted(seen)
+    assert seen == ["baseline", "top:2", "random:2:0", "top:3", "random:3:0"]
+    assert folders(folder / "out") == sorted(path.name for path in paths)
 
 
 @pytest.mark.parametrize(
     ("changed", "key"), [({"limit": 1}, "limit"), ({"tasks": TASKS[:1]}, "tasks")]
 )
 def test_another_sweep_is_refused(run, monkeypatch, changed, key):
-    monkeypatch.setattr(module, "_evaluate", lambda *a, **k: a[2].mkdir())
+    monkeypatch.setattr(module, "evaluate", lambda lm, folder, **_: folder.mkdir())
     run()
     with pytest.raises(DataError, match=rf"holds another sweep \({key} was"):
         run(resume=True, **changed)

@@ -96,10 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     model_args = {"pretrained": arguments.model, **extra}
     size = arguments.batch_size
     lm = LocosAblatedLM(
-        **model_args,
+        **{"device": arguments.device, **model_args},
         num_heads=0,
         batch_size=int(size) if size.isdecimal() else size,
-        **({"device": arguments.device} if arguments.device else {}),
     )
     folders = sweep.sweep(
         lm,

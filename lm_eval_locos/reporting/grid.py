@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lm_eval_locos.reporting.best_k import best_k
 from lm_eval_locos.reporting.board import UNPAIRED, Board, Cell, Row
 from lm_eval_locos.reporting.text import (
     BUNDLED_MARK,
@@ -174,6 +175,13 @@ def notes(board: Board) -> list[str]:
         found.append(
             "p (random): share of random sets of as many heads at least as specific, "
             "(1 + #) / (1 + seeds); p (Holm): the same, adjusted over the k of one ranking."
+        )
+    for choice in best_k(board):
+        held = "held" if choice.result.controls_held else "not shown to hold"
+        found.append(
+            f"k* of {choice.ranking} = {choice.k}, the most specific on one half of the documents; "
+            f"on the other half ({choice.documents} documents) its specificity is "
+            f"{estimate_text(choice.result.specificity)}, controls {held}."
         )
     texts = {text for table in grids(board) for row in table.rows for text in row}
     if any(UNPAIRED_MARK in text for text in texts):

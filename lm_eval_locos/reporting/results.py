@@ -183,6 +183,7 @@ def _run(path: Path, sha256: str, content: dict[str, Any]) -> Run:
         if name in content["configs"]  # groups have a line, but no configuration
     }
     arguments = _arguments(config.get("model_args"))
+    named = content.get("model_name") if arguments else None
     versions = {
         "lm_eval": content.get("lm_eval_version"),
         "transformers": content.get("transformers_version"),
@@ -194,7 +195,8 @@ def _run(path: Path, sha256: str, content: dict[str, Any]) -> Run:
         sha256=sha256,
         date=date,
         kind=str(content.get("model_source") or config.get("model") or "unknown"),
-        model=str(content.get("model_name") or arguments.get("pretrained") or "unknown"),
+        # Where no argument names a model the harness writes a random name.
+        model=str(named or locos.get("model") or content.get("model_name") or "unknown"),
         identity=_identity(config, arguments),
         locos=locos,
         condition=str(locos.get("condition", "baseline")),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lm_eval_locos import __version__
+from lm_eval_locos.reporting.best_k import best_k
 from lm_eval_locos.reporting.board import Board, Row, plain
 from lm_eval_locos.reporting.grid import bundled_warning, grids, notes
 from lm_eval_locos.reporting.results import Run
@@ -227,6 +228,17 @@ def to_json(board: Board) -> str:
         },
         "families": {family: title(family) for family in board.families},
         "rows": [plain(row) for row in board.rows],
+        "k_star": [
+            {
+                "model": choice.model,
+                "ranking": choice.ranking,
+                "k": choice.k,
+                "development": {str(k): value for k, value in choice.development.items()},
+                "documents": choice.documents,
+                "result": choice.result.as_dict(),
+            }
+            for choice in best_k(board)
+        ],
         "runs": [provenance(run) for run in board.runs],
     }
     return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
