@@ -246,7 +246,6 @@ def test_plain_model_cannot_read_an_ablated_cache(folder):
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"pretrained": None}, LocosError, r"pretrained is missing. For example:\n  lm_eval --mod"),
         ({"heads": None}, RankingError, r"heads is missing, and .* example:\n  lm_eval --m"),
         ({"heads": 3.1}, RankingError, "heads=3.1 was read as a float"),
         ({"heads": "none.json"}, RankingError, "none.json: cannot be read"),
