@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_locos.cli import arguments as shared
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -60,12 +62,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    check.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="results files, or folders with them (what lm_eval --output_path wrote)",
-    )
+    shared.add_paths(check)
     check.add_argument(
         "--config",
         metavar="FILE",
@@ -82,13 +79,13 @@ def add_parser(commands: Any) -> None:
     check.add_argument("--summary", metavar="FILE", help="write the table as Markdown")
     check.add_argument(
         "--resamples",
-        type=_resamples,
+        type=shared.RESAMPLES,
         default=10_000,
         metavar="R",
         help="bootstrap resamples of the documents (default: %(default)s)",
     )
     check.add_argument(
-        "--seed", type=_whole, default=0, help="of the bootstrap (default: %(default)s)"
+        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
     )
     check.set_defaults(run=run)
 
@@ -172,13 +169,3 @@ def _append(path: str, text: str) -> None:
         raise LocosError(
             f"GITHUB_STEP_SUMMARY={path}: cannot be written ({error.strerror})."
         ) from error
-
-
-def _resamples(text: str) -> int:
-    return _whole(text, 100)
-
-
-def _whole(text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_locos.cli import arguments as shared
 from lm_eval_locos.cli import tables
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def add_parser(commands: Any) -> None:
     )
     compare.add_argument(
         "--resamples",
-        type=_resamples,
+        type=shared.RESAMPLES,
         default=10_000,
         metavar="R",
         help="bootstrap resamples of the documents (default: %(default)s)",
     )
     compare.add_argument(
-        "--seed", type=_whole, default=0, help="of the bootstrap (default: %(default)s)"
+        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
     )
     compare.add_argument(
         "--json",
@@ -157,13 +158,3 @@ def _p(value: float | None) -> str:
     if value is None:
         return "-"
     return "<0.0001" if value < 1e-4 else f"{value:.2g}"
-
-
-def _resamples(text: str) -> int:
-    return _whole(text, 100)
-
-
-def _whole(text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return int(text)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.cli import tables
+from lm_eval_locos.cli.arguments import whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,10 +68,10 @@ def add_parser(commands: Any) -> None:
     )
     show.add_argument("file", metavar="FILE", help="a ranking: a path or hf://...")
     show.add_argument(
-        "--top", type=_positive, default=20, metavar="N", help="list N heads (default: %(default)s)"
+        "--top", type=whole(1), default=20, metavar="N", help="list N heads (default: %(default)s)"
     )
     show.add_argument(
-        "--k", type=_positive, help="size of the top set whose stability is shown (default: N)"
+        "--k", type=whole(1), help="size of the top set whose stability is shown (default: N)"
     )
     show.add_argument(
         "--heatmap",
@@ -89,21 +90,21 @@ def add_parser(commands: Any) -> None:
     compare.add_argument("a", metavar="A", help="a ranking: a path or hf://...")
     compare.add_argument("b", metavar="B", help="another")
     compare.add_argument(
-        "--k", type=_positive, default=50, help="size of the top sets (default: %(default)s)"
+        "--k", type=whole(1), default=50, help="size of the top sets (default: %(default)s)"
     )
     compare.set_defaults(run=run_compare)
 
     for parser in (show, compare):
         parser.add_argument(
             "--resamples",
-            type=_positive,
+            type=whole(1),
             default=1000,
             metavar="R",
             help="bootstrap resamples of the trials (default: %(default)s)",
         )
         parser.add_argument(
             "--seed",
-            type=_seed,
+            type=whole(),
             default=0,
             help="seed of the bootstrap (default: %(default)s)",
         )
@@ -273,13 +274,3 @@ def _agreement(comparison: Comparison, kept: Sequence[float | None]) -> Table:
             else f"{mean:.1%} of its top {k} kept by a resample of its trials",
         )
     return table
-
-
-def _positive(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    return _positive(text, 0)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_locos.cli import arguments as shared
+
 if TYPE_CHECKING:
     from lm_eval_locos.reporting.board import Board
 
@@ -38,12 +40,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="results files, or folders with them (what lm_eval --output_path wrote)",
-    )
+    shared.add_paths(report)
     report.add_argument(
         "--baseline",
         action="append",
@@ -74,13 +71,13 @@ def add_parser(commands: Any) -> None:
     )
     report.add_argument(
         "--resamples",
-        type=_resamples,
+        type=shared.RESAMPLES,
         default=10_000,
         metavar="R",
         help="bootstrap resamples of the documents (default: %(default)s)",
     )
     report.add_argument(
-        "--seed", type=_whole, default=0, help="of the bootstrap (default: %(default)s)"
+        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
     )
     report.set_defaults(run=run)
 
@@ -171,13 +168,3 @@ def _share(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
     return value
-
-
-def _resamples(text: str) -> int:
-    return _whole(text, 100)
-
-
-def _whole(text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
-    return int(text)
