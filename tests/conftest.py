@@ -7,8 +7,16 @@ import json
 import os
 from pathlib import Path
 
+# Processes of pytest-xdist share the cores: more threads than cores would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+import torch
 from tiny import tiny_model
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
