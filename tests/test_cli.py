@@ -107,24 +107,25 @@ def test_other_subcommands_and_launchers_know_model_and_tasks(folder):
         assert name in listed.stdout
     launcher = ("-m", "accelerate.commands.launch", "--cpu", "-m", "lm_eval", "run")
     launched = run(
-        *(sys.executable, *launcher, "--model", "locos-ablated"),
+        *(sys.executable, *launcher, "--model", "locos-ablated", "--model_args", "site=key"),
         *("--tasks", "locos_arithmetic_2da"),
         folder=folder,
     )
-    assert "lm_eval: locos-ablated: pretrained is missing" in launched.stderr
+    assert "lm_eval: site='key' is not known. Use one of query, output." in launched.stderr
     valid = lm_eval("validate", "--tasks", "locos,nolima_hard", folder=folder)
     assert valid.returncode == 0, valid.stdout + valid.stderr[-3000:]
 
 
 def test_off_switch_and_the_command_that_needs_no_hook(folder):
     off = {"LM_EVAL_LOCOS_AUTOLOAD": "0"}
-    arguments = ("--model", "locos-ablated", "--tasks", "locos_arithmetic_2da")
+    arguments = ("--model", "locos-ablated", "--model_args", "site=key")
+    arguments += ("--tasks", "locos_arithmetic_2da")
     hidden = lm_eval(*arguments, folder=folder, **off)
     assert hidden.returncode != 0
-    assert "pretrained is missing" not in hidden.stderr
+    assert "site='key'" not in hidden.stderr
     explicit = run(sys.executable, "-m", "lm_eval_locos", *arguments, folder=folder, **off)
     assert explicit.returncode == 1
-    assert "lm_eval: locos-ablated: pretrained is missing. For example:" in explicit.stderr
+    assert "lm_eval: site='key' is not known. Use one of query, output." in explicit.stderr
 
 
 def test_a_users_mistake_is_a_message_without_traceback(folder):
