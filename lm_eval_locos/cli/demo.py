@@ -46,6 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Runs the command."""
+    import logging
     import os
     from pathlib import Path
 
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from lm_eval_locos import tasks_dir
+    from lm_eval_locos.bundled import MINI_NAME
     from lm_eval_locos.errors import DataError
     from lm_eval_locos.evaluation import evaluate
     from lm_eval_locos.model import LocosAblatedLM
@@ -66,6 +68,9 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.output)
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty. Choose another --output.")
+    # What a run warns of (the bundled model, ranking and sample) is what this command is about.
+    for name in ("lm_eval", "lm_eval_locos"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     console = Console(highlight=False)
     lm = LocosAblatedLM(batch_size=32)
     k = lm.condition.k
@@ -75,7 +80,9 @@ def run(arguments: argparse.Namespace) -> None:
         f"locos-mini answers {sum(PER_FAMILY.values())} questions with nothing ablated, with its "
         f"top {k} heads ablated, and {arguments.seeds} times with {k} random heads ablated ..."
     )
-    results = evaluate(lm, folder, tasks=[TASK], manager=manager, model_args={})
+    results = evaluate(
+        lm, folder, tasks=[TASK], manager=manager, model_args={"pretrained": MINI_NAME}
+    )
     if results is None:
         return
     record = results["configs"][TASK]["metadata"][TASK]
