@@ -53,7 +53,7 @@ def bundled_ranking(pretrained: object, gguf_file: str | None = None) -> Path | 
         gguf_file: its GGUF file.
     """
     path = pretrained if isinstance(pretrained, str) else getattr(pretrained, "name_or_path", "")
-    if not gguf_file and Path(str(path)) == MINI:
+    if not gguf_file and path and Path(str(resolve(path))) == MINI:
         return MINI / "locos.json"
     for name, folder in RANKINGS.items():
         if gguf_file:

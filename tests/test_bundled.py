@@ -94,3 +94,10 @@ def test_a_model_of_that_name_with_other_heads(tmp_path, tokenizer):
     tokenizer.save_pretrained(home)
     with pytest.raises(RankingError, match="was made on another model"):
         LocosAblatedLM(str(home), device="cpu", num_heads=2)
+
+
+def test_the_mini_by_name_and_by_folder():
+    for pretrained in ("locos-mini", str(bundled.MINI)):
+        assert bundled_ranking(pretrained) == bundled.MINI / "locos.json"
+    assert bundled.resolve(None) == bundled.resolve("locos-mini") == str(bundled.MINI)
+    assert bundled.resolve("gpt2") == "gpt2"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from lm_eval_locos.bundled import resolve
 from lm_eval_locos.errors import ModelError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that say which model, and how to load it."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", required=True, metavar="ID", help="hub id or folder")
+    group.add_argument(
+        "--model", required=True, metavar="ID", help="hub id or folder, or locos-mini"
+    )
     group.add_argument("--gguf-file", metavar="FILE", help="the GGUF file in it to load")
     group.add_argument("--peft", metavar="P", help="hub id or folder of an adapter")
     group.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
@@ -48,13 +51,14 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any]:
         "trust_remote_code": arguments.trust_remote_code,
     }
     options = {key: value for key, value in options.items() if value}
+    source = resolve(arguments.model)
     try:
         if arguments.tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(arguments.model, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            arguments.model, dtype=arguments.dtype, device_map=arguments.device_map, **options
+            source, dtype=arguments.dtype, device_map=arguments.device_map, **options
         )
         if arguments.peft:
             from peft import PeftModel
