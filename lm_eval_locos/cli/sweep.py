@@ -72,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     from lm_eval_locos.errors import LocosError, RankingError
     from lm_eval_locos.model import LocosAblatedLM
     from lm_eval_locos.ranking import HeadRanking
+    from lm_eval_locos.reporting.grid import best_k_lines
+    from lm_eval_locos.reporting.leaderboard import leaderboard
+    from lm_eval_locos.reporting.results import load
 
     install(force=True)  # the tasks, also where the start-up file is switched off
     extra = simple_parse_args_string(arguments.model_args)
@@ -113,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         resume=arguments.resume,
     )
     if lm.rank == 0:
+        for line in best_k_lines(leaderboard(load([arguments.output]), resamples=1000)):
+            print(line)
         print(f"{len(folders)} runs in {arguments.output}. Next: locos report {arguments.output}")
     return 0
 

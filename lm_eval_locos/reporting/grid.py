@@ -176,13 +176,7 @@ def notes(board: Board) -> list[str]:
             "p (random): share of random sets of as many heads at least as specific, "
             "(1 + #) / (1 + seeds); p (Holm): the same, adjusted over the k of one ranking."
         )
-    for choice in best_k(board):
-        held = "held" if choice.result.controls_held else "not shown to hold"
-        found.append(
-            f"k* of {choice.ranking} = {choice.k}, the most specific on one half of the documents; "
-            f"on the other half ({choice.documents} documents) its specificity is "
-            f"{estimate_text(choice.result.specificity)}, controls {held}."
-        )
+    found += best_k_lines(board)
     texts = {text for table in grids(board) for row in table.rows for text in row}
     if any(UNPAIRED_MARK in text for text in texts):
         found.append(
@@ -195,6 +189,19 @@ def notes(board: Board) -> list[str]:
             "needs no ability, so a drop means nothing."
         )
     return found + skipped(board)
+
+
+def best_k_lines(board: Board) -> list[str]:
+    """A sentence for the k* of each ranking."""
+    found = []
+    for choice in best_k(board):
+        held = "held" if choice.result.controls_held else "not shown to hold"
+        found.append(
+            f"k* of {choice.ranking} = {choice.k}, the most specific on one half of the documents; "
+            f"on the other half ({choice.documents} documents) its specificity is "
+            f"{estimate_text(choice.result.specificity)}, controls {held}."
+        )
+    return found
 
 
 _SIDES = ("retrieval", "control")
