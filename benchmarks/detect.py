@@ -22,6 +22,8 @@ Parts:
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.resources
 import importlib.util
 import itertools
@@ -351,6 +353,9 @@ def memory_child(args) -> None:
     trials = [Trial(trial.ids, trial.needle, gold) for trial in tokens]
     counts = [args.new_tokens]
     engine.stopping.eos = frozenset()
+    # What loading has freed would be reused unseen: it goes back to the system first.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     base = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     if args.memory_child == "plain":
