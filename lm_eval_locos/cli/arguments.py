@@ -17,15 +17,32 @@ def whole(least: int = 0) -> Callable[[str], int]:
     return read
 
 
-RESAMPLES = whole(100)
-"""An argparse type: resamples of a bootstrap."""
-
-
-def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Adds ``PATH...``: results files of the harness."""
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Adds ``PATH...``, results files of the harness, and ``--baseline``."""
     parser.add_argument(
         "paths",
         nargs="+",
         metavar="PATH",
         help="results files, or folders with them (what lm_eval --output_path wrote)",
+    )
+    parser.add_argument(
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="compare with this run alone; once a model (default: every run without ablation)",
+    )
+
+
+def add_bootstrap(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--resamples`` and ``--seed`` of a bootstrap over documents."""
+    parser.add_argument(
+        "--resamples",
+        type=whole(100),
+        default=10_000,
+        metavar="R",
+        help="bootstrap resamples of the documents (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=whole(), default=0, help="of the bootstrap (default: %(default)s)"
     )

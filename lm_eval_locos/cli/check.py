@@ -62,31 +62,15 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    shared.add_paths(check)
+    shared.add_runs(check)
     check.add_argument(
         "--config",
         metavar="FILE",
         help="TOML with the gates (default: [tool.locos.gates] of pyproject.toml here or above)",
     )
-    check.add_argument(
-        "--baseline",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="compare with this run alone; once a model (default: every run without ablation)",
-    )
     check.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case a gate")
     check.add_argument("--summary", metavar="FILE", help="write the table as Markdown")
-    check.add_argument(
-        "--resamples",
-        type=shared.RESAMPLES,
-        default=10_000,
-        metavar="R",
-        help="bootstrap resamples of the documents (default: %(default)s)",
-    )
-    check.add_argument(
-        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
-    )
+    shared.add_bootstrap(check)
     check.set_defaults(run=run)
 
 

@@ -44,16 +44,7 @@ def add_parser(commands: Any) -> None:
     compare.add_argument(
         "--metric", metavar="M", help="metric to compare (default: each task's first)"
     )
-    compare.add_argument(
-        "--resamples",
-        type=shared.RESAMPLES,
-        default=10_000,
-        metavar="R",
-        help="bootstrap resamples of the documents (default: %(default)s)",
-    )
-    compare.add_argument(
-        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
-    )
+    shared.add_bootstrap(compare)
     compare.add_argument(
         "--json",
         action="store_true",

@@ -40,14 +40,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    shared.add_paths(report)
-    report.add_argument(
-        "--baseline",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="compare with this run alone; once a model (default: every run without ablation)",
-    )
+    shared.add_runs(report)
     report.add_argument(
         "--format", choices=FORMATS, default="terminal", help="(default: %(default)s)"
     )
@@ -69,16 +62,7 @@ def add_parser(commands: Any) -> None:
         default=0.05,
         help="largest control drop that counts as held (default: %(default)s)",
     )
-    report.add_argument(
-        "--resamples",
-        type=shared.RESAMPLES,
-        default=10_000,
-        metavar="R",
-        help="bootstrap resamples of the documents (default: %(default)s)",
-    )
-    report.add_argument(
-        "--seed", type=shared.whole(), default=0, help="of the bootstrap (default: %(default)s)"
-    )
+    shared.add_bootstrap(report)
     report.set_defaults(run=run)
 
 
