@@ -4,27 +4,33 @@
     ...     model(**inputs)          # head 1 of layer 3 asks with a zero query
     >>> model(**inputs)              # the plain model again
 
-Weights are never edited. At ``site="query"`` (the paper's) the head's slice of q_proj's output,
-before any query norm and before RoPE, is replaced by a constant; at ``site="output"`` its slice of
-o_proj's input is, and nothing else changes in that layer. What the constant is (a calibration mean,
-zero, a resampled value) is the caller's choice: see `lm_eval_locos.calibration`.
+Weights are never edited. At ``site="query"`` (the paper's) the head's slice of the query
+projection's output, before RoPE and before a query norm of its own, is replaced by a constant; at
+``site="output"`` its slice of the output projection's input is, and nothing else changes in that
+layer. What the constant is (a calibration mean, zero, a resampled value) is the caller's choice:
+see `lm_eval_locos.calibration`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lm_eval_locos.architecture import Architecture, Head, check_heads, describe
+from lm_eval_locos.architecture import (
+    SITES,
+    Architecture,
+    Head,
+    HeadSlices,
+    Site,
+    check_heads,
+    describe,
+)
 from lm_eval_locos.errors import ModelError
-
-Site = Literal["query", "output"]
-SITES: tuple[Site, ...] = get_args(Site)
 
 
 class Ablation:
@@ -47,8 +53,9 @@ def ablate(
     Args:
         model: a transformers causal language model, or a PEFT wrapper of one. Any device map,
             floating dtype, batch, padding side and cache.
-        values: for each head its constant, shape (head_dim,), any floating dtype and device; it is
-            cast to the activation's. No heads: no hooks, so logits are bit-equal to the model's.
+        values: for each head its constant, shape (size of a head at the site,), any floating dtype
+            and device; it is cast to the activation's. No heads: no hooks, so logits are bit-equal
+            to the model's.
         site: ``query`` or ``output``, see the module's docstring.
         architecture: ``describe(model)`` where it is known already.
 
@@ -64,18 +71,19 @@ def ablate(
     architecture = architecture or describe(model)
     refuse_compiled(model)
     check_heads(list(values), architecture.num_layers, architecture.num_heads)
+    slices = architecture.slices(site)
     by_layer: dict[int, dict[int, Tensor]] = {}
     for head, value in values.items():
-        if tuple(value.shape) != (architecture.head_dim,):
+        if tuple(value.shape) != (slices.size,):
             raise ModelError(
                 f"the constant of head {head} has shape {tuple(value.shape)}; expected "
-                f"({architecture.head_dim},). Was the calibration made on another model?"
+                f"({slices.size},). Was the calibration made on another model?"
             )
         by_layer.setdefault(head.layer, {})[head.head] = value
     ablation = Ablation()
     with ExitStack() as stack:
         for layer, constants in by_layer.items():
-            replace = _replacement(constants, architecture.num_heads, ablation)
+            replace = _replacement(constants, slices, ablation)
             stack.callback(on_site(architecture, layer, site, replace).remove)
         yield ablation
 
@@ -83,7 +91,7 @@ def ablate(
 def on_site(
     architecture: Architecture, layer: int, site: Site, function: Callable[[Tensor], Tensor | None]
 ) -> RemovableHandle:
-    """Calls ``function`` with a layer's activations at ``site``, shape (..., heads * head_dim).
+    """Calls ``function`` with a layer's activations at ``site``: see `Architecture.slices`.
 
     Where it returns a tensor, that takes the activations' place; None leaves them alone.
     """
@@ -102,16 +110,15 @@ def on_site(
 
 
 def _replacement(
-    constants: Mapping[int, Tensor], num_heads: int, ablation: Ablation
+    constants: Mapping[int, Tensor], slices: HeadSlices, ablation: Ablation
 ) -> Callable[[Tensor], Tensor]:
     """A function that puts ``constants`` in their heads' slices and leaves all else bit-equal."""
-    (size,) = next(iter(constants.values())).shape
-    constant = torch.zeros(num_heads, size)
-    keep = torch.ones(num_heads, size, dtype=torch.bool)
-    for head, value in constants.items():
-        constant[head] = value
-        keep[head] = False
-    constant, keep = constant.flatten(), keep.flatten()
+    constant = torch.zeros(slices.width)
+    keep = torch.ones(slices.width, dtype=torch.bool)
+    for head, part in slices.here.items():
+        if head in constants:
+            constant[part] = constants[head]
+            keep[part] = False
 
     def replace(activations: Tensor) -> Tensor:
         nonlocal constant, keep

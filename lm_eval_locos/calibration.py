@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lm_eval_locos.ablation import Site, on_site
-from lm_eval_locos.architecture import Architecture, Head, describe
+from lm_eval_locos.ablation import on_site
+from lm_eval_locos.architecture import Architecture, Head, Site, describe
 from lm_eval_locos.errors import DataError
 
 Average = Literal["prompt", "token"]
@@ -42,9 +42,9 @@ class Calibration:
     """Measured head activations.
 
     Attributes:
-        means: shape (layers, heads, head_dim), float32.
-        samples: shape (prompts, layers, heads, head_dim), float32: each prompt's value at one
-            random position, what ``mode=resample`` draws from.
+        means: shape (layers, heads, size of a head at the site), float32.
+        samples: shape (prompts, layers, heads, size), float32: each prompt's value at one random
+            position, what ``mode=resample`` draws from.
         num_tokens: real tokens measured.
     """
 
@@ -98,7 +98,8 @@ def calibrate(
             "and one token in each; 50 prompts are usual."
         )
     architecture = architecture or describe(model)
-    shape = (architecture.num_layers, architecture.num_heads, architecture.head_dim)
+    slices = architecture.slices(site)
+    shape = (architecture.num_layers, architecture.num_heads, slices.size)
     prompt_means = torch.zeros(len(token_ids), *shape, dtype=torch.float64)
     samples = torch.zeros(len(token_ids), *shape)
     lengths = torch.tensor([len(ids) for ids in token_ids])
@@ -119,9 +120,9 @@ def calibrate(
                 wide = x.detach().cpu().double()
                 sums = torch.einsum("bsd,bs->bd", wide, mask.double())
                 means = sums / mask.sum(1, keepdim=True)
-                prompt_means[rows, layer] = means.view(len(rows), *shape[1:])
+                prompt_means[rows, layer] = slices.split(means)
                 picked = wide[torch.arange(len(rows)), at]
-                samples[rows, layer] = picked.view(len(rows), *shape[1:]).float()
+                samples[rows, layer] = slices.split(picked).float()
 
             with ExitStack() as stack, torch.inference_mode():
                 for layer in range(architecture.num_layers):

@@ -24,8 +24,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm.auto import tqdm
 
 from lm_eval_locos import __version__
-from lm_eval_locos.ablation import SITES, Site, ablate, refuse_compiled
-from lm_eval_locos.architecture import Head, check_heads, describe
+from lm_eval_locos.ablation import ablate, refuse_compiled
+from lm_eval_locos.architecture import SITES, Head, Site, check_heads, describe
 from lm_eval_locos.bundled import MINI, MINI_NAME, bundled_ranking, resolve, run_unnamed
 from lm_eval_locos.cache import cached, model_identity
 from lm_eval_locos.calibration import (
@@ -236,7 +236,8 @@ class LocosAblatedLM(HFLM):
         heads = self._select(setting.condition)
         values = {}
         if heads and self.mode == "zero":
-            values = {head: torch.zeros(self.architecture.head_dim) for head in heads}
+            size = self.architecture.slices(self.site).size
+            values = {head: torch.zeros(size) for head in heads}
         elif heads:
             calibration, _ = self._calibration(setting.family, setting.templated)
             values = constants(calibration, heads, mode=self.mode, seed=self.seed)

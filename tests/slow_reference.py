@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import torch
+from tiny import FAMILIES, attention_of, submodule
 
 
 def generate(model, prompt: list[int], stop: set[int], limit: int) -> tuple[list[int], bool]:
@@ -41,37 +42,50 @@ class SlowScores:
     before its own position.
     """
 
-    def __init__(self, model, prompt, needle, generated, stopped, steps) -> None:
-        config = model.config
+    def __init__(self, model, prompt, needle, generated, stopped, steps, family="llama") -> None:
+        case = FAMILIES[family]
+        config = model.config.get_text_config()
         self.prompt, self.generated, self.steps = prompt, generated, steps
         self.start, self.end = needle
         self.heads = config.num_attention_heads
-        self.groups = config.num_attention_heads // config.num_key_value_heads
         self.decoding = range(len(generated) + (1 if stopped else 0))
+        self.values, self.projections, self.kinds, self.windows = [], [], [], []
+        hooks = []
+        for i in range(config.num_hidden_layers):
+            attention = attention_of(model, family, i)
+            hook = submodule(attention, case.value).register_forward_hook(
+                lambda module, args, output: self.values.append(output[0])
+            )
+            hooks.append(hook)
+            projection = getattr(attention, case.output)
+            weight = projection.weight.detach().double()
+            self.projections.append((weight.T if hasattr(projection, "nf") else weight).numpy())
+            kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * (i + 1)
+            window = getattr(config, "sliding_window", None) or math.inf
+            self.kinds.append(kinds[i])
+            self.windows.append(math.inf if kinds[i] == "full_attention" else window)
         with torch.no_grad():
             out = model(
                 input_ids=torch.tensor([prompt + generated]),
                 output_attentions=True,
-                output_hidden_states=True,
                 use_cache=False,
             )
-            self.attention = [a[0].double().numpy() for a in out.attentions]
-            self.values, self.projections, self.windows = [], [], []
-            for i, layer in enumerate(model.model.layers):
-                v = layer.self_attn.v_proj(layer.input_layernorm(out.hidden_states[i]))[0]
-                self.values.append(v.view(len(v), config.num_key_value_heads, -1).double().numpy())
-                self.projections.append(layer.self_attn.o_proj.weight.double().numpy())
-                kinds = getattr(config, "layer_types", None)
-                sliding = kinds[i] == "sliding_attention" if kinds else True
-                window = getattr(config, "sliding_window", None)
-                self.windows.append(window if window and sliding else math.inf)
-            self.unembedding = model.lm_head.weight.double().numpy()
+        for hook in hooks:
+            hook.remove()
+        size = len(self.projections[0][0]) // self.heads  # of a value
+        self.attention = [a[0].double().numpy() for a in out.attentions]
+        self.values = [case.values(v, size).double().numpy() for v in self.values]
+        self.unembedding = model.get_output_embeddings().weight.detach().double().numpy()
+        self.groups = self.heads // self.values[0].shape[1]
+        self.chunk = getattr(config, "attention_chunk_size", None)
         self.layers = len(self.attention)
 
     def row(self, step: int) -> int:
         return len(self.prompt) - 1 + step
 
     def seen(self, layer: int, row: int) -> list[int]:
+        if self.kinds[layer] == "chunked_attention":
+            return [j for j in range(row + 1) if j // self.chunk == row // self.chunk]
         return [j for j in range(row + 1) if j > row - self.windows[layer]]
 
     def in_needle(self, j: int) -> bool:

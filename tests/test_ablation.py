@@ -13,8 +13,8 @@ from lm_eval_locos.errors import ModelError
 HEADS = [Head(0, 0), Head(0, 3), Head(1, 2), Head(2, 1)]
 
 
-def make_values(model, heads=HEADS, seed=5):
-    size = describe(model).head_dim
+def make_values(model, heads=HEADS, seed=5, site="query"):
+    size = describe(model).slices(site).size
     generator = torch.Generator().manual_seed(seed)
     return {head: torch.randn(size, generator=generator) for head in heads}
 
@@ -24,18 +24,23 @@ def hook_count(model):
 
 
 @pytest.fixture(params=FAMILIES)
-def model(request):
-    return tiny_model(request.param)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def model(family):
+    return tiny_model(family)
 
 
 @pytest.mark.parametrize("site", ["query", "output"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_equals_ablation_in_the_weights(model, site, side):
-    values = make_values(model)
+def test_equals_ablation_in_the_weights(model, family, site, side):
+    values = make_values(model, site=site)
     batch = padded(random_ids(20, 7, 13), side)
     with torch.inference_mode():
         plain = model(**batch).logits
-        expected = folded(model, values, site)(**batch).logits
+        expected = folded(model, values, site, family)(**batch).logits
         with ablate(model, values, site=site) as ablation:
             got = model(**batch).logits
     real = batch["attention_mask"].bool()
@@ -45,11 +50,11 @@ def test_equals_ablation_in_the_weights(model, site, side):
 
 
 @pytest.mark.parametrize("site", ["query", "output"])
-def test_generation_with_cache_equals_ablation_in_the_weights(model, site):
-    values = make_values(model)
+def test_generation_with_cache_equals_ablation_in_the_weights(model, family, site):
+    values = make_values(model, site=site)
     batch = padded(random_ids(20, 7, 13), "left")
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    expected = folded(model, values, site).generate(**batch, **options)
+    expected = folded(model, values, site, family).generate(**batch, **options)
     with ablate(model, values, site=site):
         got = model.generate(**batch, **options)
     assert got.tolist() == expected.tolist()
@@ -57,11 +62,13 @@ def test_generation_with_cache_equals_ablation_in_the_weights(model, site):
 
 @pytest.mark.parametrize("site", ["query", "output"])
 def test_batch_with_padding_equals_one_at_a_time(model, site):
-    values = make_values(model)
+    values = make_values(model, site=site)
     rows = random_ids(20, 7, 13, 2)
     batch = padded(rows, "left")
+    # GPT-2 does not find its positions in the mask.
+    positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     with torch.inference_mode(), ablate(model, values, site=site):
-        together = model(**batch).logits[:, -1]
+        together = model(**batch, position_ids=positions).logits[:, -1]
         alone = [model(input_ids=torch.tensor([row])).logits[0, -1] for row in rows]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-5)
 
@@ -177,12 +184,16 @@ def test_compiled_models_are_refused(how):
         pass
 
 
-def test_unsupported_family_names_the_supported_ones():
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_unknown_family_names_the_known_ones():
+    from transformers import OPTConfig, OPTForCausalLM
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11))
+    small = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "vocab_size": 11}
+    model = OPTForCausalLM(OPTConfig(num_hidden_layers=1, num_attention_heads=2, **small))
     with (
-        pytest.raises(ModelError, match=r"'gpt2' are not supported yet.*llama, mistral, qwen2"),
+        pytest.raises(
+            ModelError,
+            match=r"'opt' are not known. Known: llama, mist.*register_family.*locos doctor",
+        ),
         ablate(model, {Head(0, 0): torch.zeros(4)}),
     ):
         pass

@@ -134,13 +134,12 @@ class _Patching:
 
     def _restored(self, layer: int, heads: Sequence[int], clean: Tensor) -> Tensor:
         """Log-probability of the answer with each head's clean output, (heads,)."""
-        size = self.architecture.head_dim
+        slices = self.architecture.slices("output").here
 
         def restore(activations: Tensor) -> Tensor:
             patched = activations.clone()
             for row, head in enumerate(heads):
-                part = slice(head * size, (head + 1) * size)
-                patched[row, :, part] = clean[0, :, part]
+                patched[row, :, slices[head]] = clean[0, :, slices[head]]
             return patched
 
         handle = on_site(self.architecture, layer, "output", restore)

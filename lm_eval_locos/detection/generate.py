@@ -135,11 +135,12 @@ class Engine:
         """A batch size that fits the free memory, for prompts of up to ``longest`` tokens."""
         config = base_model(self.model).config.get_text_config(decoder=True)
         layout, weight = self.architecture, self._unembedding()
-        kv = 2 * layout.num_layers * layout.num_kv_heads * layout.head_dim
-        width = 6 * layout.hidden_size + 3 * int(getattr(config, "intermediate_size", 0))
+        width = layout.query_slices.size + layout.output_slices.size
+        kv = layout.num_layers * layout.num_kv_heads * width
+        state = 6 * layout.hidden_size + 3 * int(getattr(config, "intermediate_size", 0))
         tokens = longest + self.stopping.max_new_tokens
         # Keys and values, the activations of one layer, the mask of a padded batch.
-        need = tokens * (kv + width) * weight.element_size() + 5 * tokens * min(tokens, _PIECE)
+        need = tokens * (kv + state) * weight.element_size() + 5 * tokens * min(tokens, _PIECE)
         device = weight.device
         if device.type == "cuda":
             free = torch.cuda.mem_get_info(device)[0]
@@ -224,9 +225,10 @@ class Engine:
             return logits[:, -1].argmax(-1)
 
         # Kernels skip the upper triangle of a plain causal mask only. Where the mask is another
-        # one, pieces leave out most of that triangle, and the mask stays small.
+        # one, pieces leave out most of that triangle, and the mask stays small; so do attention
+        # matrices where the family has no kernel without them.
         size = width
-        if padded or past:
+        if padded or past or capture.materialises:
             size = _PIECE_CPU if device.type == "cpu" else _PIECE
         for start in range(past, width, size):
             end = min(start + size, width)
@@ -276,10 +278,10 @@ class Engine:
         answers = [self._answer_rows(reader) for reader in readers]
         for index, layer in enumerate(self.architecture.layers):
             kept = capture.layers[index]
-            queries, outputs = kept.queries(), kept.outputs()
+            captured = kept.queries(), kept.outputs(), kept.keys_values()
             for reader, u in zip(readers, answers, strict=True):
                 effect = None if u is None else scores.direct_effect(layer.output, u)
-                reader.read(kept, queries, outputs, effect)
+                reader.read(kept, *captured, effect)
         for reader in readers:
             results[reader.row].scores.update(reader.scores())
         return results

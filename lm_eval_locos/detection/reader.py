@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lm_eval_locos.architecture import Kind
 from lm_eval_locos.detection import scores
 from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.detection.capture import LayerCapture
@@ -82,7 +83,7 @@ class Reader:
     row: int
     width: int
     _facts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    _views: dict[int | None, _View] = field(default_factory=dict)
+    _views: dict[tuple[Kind, int | None], _View] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._padding = self.width - len(self.trial.ids)
@@ -117,7 +118,12 @@ class Reader:
         return not {"wu", "contrastive"}.isdisjoint(self.methods)
 
     def read(
-        self, kept: LayerCapture, queries: Tensor, outputs: Tensor, effect: Tensor | None
+        self,
+        kept: LayerCapture,
+        queries: Tensor,
+        outputs: Tensor,
+        keys_values: tuple[Tensor, Tensor, int],
+        effect: Tensor | None,
     ) -> None:
         """Adds one layer.
 
@@ -125,10 +131,11 @@ class Reader:
             kept: the layer.
             queries: ``kept.queries()``.
             outputs: ``kept.outputs()``.
+            keys_values: ``kept.keys_values()``.
             effect: W_O^T u of the answer steps' tokens, (T, H * d), where `needs_effect`.
         """
-        view = self._view(kept.window)
-        keys, values, first = kept.keys_values()
+        view = self._view(kept.kind, kept.window)
+        keys, values, first = keys_values
         keys, values = (
             whole[self.row, :, view.origin - first : view.end - first] for whole in (keys, values)
         )
@@ -179,13 +186,13 @@ class Reader:
         """Where ``rows`` are among those that have attention weights."""
         return [self._weighed.index(row) for row in rows]
 
-    def _view(self, window: int | None) -> _View:
-        """What this trial's rows see in layers with ``window``."""
-        if window not in self._views:
-            low, high = scores.visible_columns(self._columns, self._padding, window)
+    def _view(self, kind: Kind, window: int | None) -> _View:
+        """What this trial's rows see in layers of one kind."""
+        if (kind, window) not in self._views:
+            low, high = scores.visible_columns(self._columns, self._padding, kind, window)
             start, end = (edge + self._padding for edge in self.trial.needle)
-            self._views[window] = _View.of(low, high, start, end)
-        return self._views[window]
+            self._views[kind, window] = _View.of(low, high, start, end)
+        return self._views[kind, window]
 
     def _keep(self, **facts: Tensor) -> None:
         for name, value in facts.items():

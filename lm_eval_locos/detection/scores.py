@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lm_eval_locos.architecture import Kind
 from lm_eval_locos.errors import ModelError
 
 METHODS = ("locos", "dla", "attention_spatial", "wu", "contrastive", "headkv")
@@ -37,14 +38,20 @@ TOP = 10
 
 
 def visible_columns(
-    columns: Sequence[int], padding: int, window: int | None
+    columns: Sequence[int], padding: int, kind: Kind, window: int | None
 ) -> tuple[list[int], list[int]]:
     """The keys that each row sees, as absolute columns [low, high).
 
     A query at column p sees the columns c with padding <= c <= p, in a sliding-window layer also
-    c > p - window; only these count in a layer's N.
+    c > p - window, in a chunked layer those of its own chunk, counted from the padding on; only
+    these count in a layer's N.
     """
-    reach = [0 if window is None else column - window + 1 for column in columns]
+    if window is None:
+        reach = [0 for _ in columns]
+    elif kind == "chunked":
+        reach = [column - (column - padding) % window for column in columns]
+    else:
+        reach = [column - window + 1 for column in columns]
     return [max(padding, low) for low in reach], [column + 1 for column in columns]
 
 
@@ -171,7 +178,8 @@ def direct_effect(projection: nn.Module, u: Tensor) -> Tensor:
         return u.to(weight.device) @ weight.float()
     # Adapters, packed or offloaded weights: the projection is linear, so that its gradient is
     # the transposed weight, whatever the form it is stored in.
-    size = projection.in_features
+    # GPT-2's Conv1D has another name for it.
+    size = getattr(projection, "in_features", None) or projection.nx
     with torch.inference_mode(False), torch.enable_grad():
         dtype = _compute_dtype(projection)
         device = next(projection.parameters()).device

@@ -1,0 +1,199 @@
+"""From a loaded model to the description of its attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lm_eval_locos.architecture._structure import Architecture, AttentionLayer, HeadSlices, Kind
+from lm_eval_locos.architecture.families import (
+    Family,
+    Layout,
+    family_of,
+    known_model_types,
+)
+from lm_eval_locos.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_KINDS: dict[str, Kind] = {
+    "full_attention": "global",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+}
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT wrapper, with the adapters still in place."""
+    get = getattr(model, "get_base_model", None)
+    return get() if callable(get) else model
+
+
+def describe(model: nn.Module) -> Architecture:
+    """The attention of ``model``, a transformers causal language model or a PEFT wrapper of one.
+
+    Raises:
+        ModelError: the family is not known, or its modules are not where they should be.
+    """
+    model = base_model(model)
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ModelError(
+            f"{type(model).__name__} has no config. Expected a transformers causal language model."
+        )
+    text = config.get_text_config(decoder=True)
+    family = family_of(text.model_type)
+    if family is None:
+        raise ModelError(
+            f"models of type {text.model_type!r} are not known. Known: "
+            f"{', '.join(known_model_types())}. Describe this one with "
+            "lm_eval_locos.architecture.register_family (its module has an example), and check "
+            "the description with locos doctor."
+        )
+    decoder = model.get_decoder()
+    if _find(decoder, family.layers) is None:  # Llama 4 calls the whole model its decoder
+        decoder = getattr(decoder, "model", decoder)
+    blocks = _find(decoder, family.layers)
+    norm = _find(decoder, family.norm)
+    if blocks is None or norm is None:
+        raise ModelError(
+            f"the decoder of this {text.model_type} model, a {type(decoder).__name__}, has no "
+            f"{family.layers if blocks is None else family.norm}. {_HINT}"
+        )
+    layers = tuple(_layer(text, family, i, block) for i, block in enumerate(blocks))
+    output = _outputs(text, layers)
+    query, groups = _queries(text, family.layout, layers, output.size)
+    return Architecture(
+        model_type=text.model_type,
+        num_layers=len(layers),
+        num_heads=int(text.num_attention_heads),
+        num_kv_heads=groups,
+        head_dim=query.size,
+        hidden_size=int(text.hidden_size),
+        vocab_size=int(text.vocab_size),
+        decoder=decoder,
+        layers=layers,
+        query_slices=query,
+        output_slices=output,
+        norm=norm,
+        unembedding=model.get_output_embeddings(),
+        through_interface=family.through_interface,
+    )
+
+
+_HINT = (
+    "Is the model of another family than its config says? See "
+    "lm_eval_locos.architecture.register_family."
+)
+
+
+def _find(module: nn.Module | None, path: str) -> nn.Module | None:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def _layer(config: Any, family: Family, index: int, block: nn.Module) -> AttentionLayer:
+    attention = _find(block, family.attention)
+    paths = (family.query,) if isinstance(family.query, str) else family.query
+    query = next((found for path in paths if (found := _find(attention, path)) is not None), None)
+    output = _find(attention, family.output)
+    if query is None or output is None:
+        raise ModelError(
+            f"layer {index} of this {config.model_type} model is a {type(block).__name__} without "
+            f"{family.attention}.{' or .'.join(paths)} and {family.attention}.{family.output}. "
+            f"{_HINT}"
+        )
+    kind, window = _reach(config, index)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    scaling = getattr(attention, "scaling", None)
+    if scaling is None:
+        scaling = (int(config.hidden_size) // int(config.num_attention_heads)) ** -0.5
+    return AttentionLayer(
+        attention=attention,
+        query=query,
+        output=output,
+        kind=kind,
+        window=window,
+        scaling=float(scaling),
+        softcap=None if softcap is None else float(softcap),
+        sinks=hasattr(attention, "sinks"),
+    )
+
+
+def _reach(config: Any, index: int) -> tuple[Kind, int | None]:
+    """Which keys layer ``index`` sees: its kind and its window."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        # Mistral and Phi-3 have no layer_types: a window in their config holds for every layer.
+        sliding = bool(window) and getattr(config, "use_sliding_window", True)
+        return ("sliding", int(window)) if sliding else ("global", None)
+    kind = _KINDS.get(kinds[index])
+    if kind is None:
+        raise ModelError(
+            f"layer {index} of this {config.model_type} model is of type {kinds[index]!r}. Only "
+            f"layers of the types {', '.join(_KINDS)} have heads that can be ablated."
+        )
+    if kind == "chunked":
+        return kind, int(config.attention_chunk_size)
+    return (kind, int(window)) if kind == "sliding" and window else ("global", None)
+
+
+def _outputs(config: Any, layers: tuple[AttentionLayer, ...]) -> HeadSlices:
+    """Where the heads are in the output modules' input."""
+    heads = int(config.num_attention_heads)
+    width = _same(config, [_width(layer.output, ("in_features", "nx")) for layer in layers])
+    if width % heads:
+        raise ModelError(
+            f"the output projections of this {config.model_type} model take {width} features, "
+            f"which {heads} heads cannot share evenly. {_HINT}"
+        )
+    return HeadSlices(_starts("split", heads, heads, width // heads), width // heads, width)
+
+
+def _queries(
+    config: Any, layout: Layout, layers: tuple[AttentionLayer, ...], output: int
+) -> tuple[HeadSlices, int]:
+    """Where the heads are in the query modules' output, and the number of key/value heads.
+
+    A fused projection also gives keys and values, all as large as a head's ``output``.
+    """
+    heads = int(config.num_attention_heads)
+    width = _same(config, [_width(layer.query, ("out_features", "nf")) for layer in layers])
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    size, rest = divmod(width, heads)
+    if layout != "split":
+        size, rest = output, width - output * heads
+        groups, rest = divmod(rest, 2 * size)
+    if rest or groups < 1 or heads % groups:
+        raise ModelError(
+            f"the query modules of this {config.model_type} model give {width} features, which "
+            f"{heads} heads of {output} cannot have ({layout}). Is the projection packed? {_HINT}"
+        )
+    return HeadSlices(_starts(layout, heads, groups, size), size, width), groups
+
+
+def _same(config: Any, widths: list[int | None]) -> int:
+    if len(set(widths)) != 1 or not widths[0]:
+        raise ModelError(
+            f"the attention projections of this {config.model_type} model have "
+            f"{sorted(set(widths), key=str)} features. Expected the same number in every layer; "
+            "packed projections (GPTQ, AWQ) have none of their own."
+        )
+    return widths[0]
+
+
+def _width(module: nn.Module, names: tuple[str, ...]) -> int | None:
+    """Features that nn.Linear and what looks like it, GPT-2's Conv1D or a norm give or take."""
+    for name in names:
+        if (size := getattr(module, name, None)) is not None:
+            return int(size)
+    weight = getattr(module, "weight", None)
+    return None if weight is None or weight.dim() != 1 else len(weight)
+
+
+def _starts(layout: Layout, heads: int, groups: int, size: int) -> tuple[int, ...]:
+    each = heads // groups
+    skipped = 2 if layout == "grouped" else 0  # a key and a value after each group's queries
+    return tuple((head + skipped * (head // each)) * size for head in range(heads))
