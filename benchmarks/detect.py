@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -310,16 +311,17 @@ def shared_prefix(model, tokenizer, args) -> None:
             part = slice(next(turn) % needles, None, needles)
             plain(model, trials[part], counts[part])
 
-        def shared(engine=engine, trials=trials) -> None:
+        def shared(batch_size: int, engine=engine, trials=trials) -> None:
             engine.release()
-            for _ in engine.run_all(trials, batch_size=1, share=True):
+            for _ in engine.run_all(trials, batch_size=batch_size, share=True):
                 pass
 
         variants: dict[str, Callable[[], None]] = {
             "plain": one_needle,
             "plain again": one_needle,
-            "shared": shared,
         }
+        for size in args.prefix_batches:
+            variants[f"shared, batch {size}"] = partial(shared, size)
         if needles > 1:
             del variants["plain again"]
         times = interleave(variants, args.prefix_rounds)
@@ -411,6 +413,7 @@ def main() -> None:
     parser.add_argument("--eager-contexts", type=int, nargs="+", default=[300, 1000, 2000])
     parser.add_argument("--prefix-context", type=int, default=1500)
     parser.add_argument("--prefix-rounds", type=int, default=5)
+    parser.add_argument("--prefix-batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--depths", type=int, default=10)
     parser.add_argument("--needles", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--memory-context", type=int, default=6000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.architecture._structure import Architecture, AttentionLayer, HeadSlices, Kind
@@ -77,7 +78,7 @@ def describe(model: nn.Module) -> Architecture:
         output_slices=output,
         norm=norm,
         unembedding=model.get_output_embeddings(),
-        through_interface=family.through_interface,
+        through_interface=_calls_interface(layers[0].attention),
     )
 
 
@@ -138,6 +139,11 @@ def _reach(config: Any, index: int) -> tuple[Kind, int | None]:
     if kind == "chunked":
         return kind, int(config.attention_chunk_size)
     return (kind, int(window)) if kind == "sliding" and window else ("global", None)
+
+
+def _calls_interface(attention: nn.Module) -> bool:
+    """Whether the file of the attention's class uses transformers' attention interface."""
+    return hasattr(sys.modules[type(attention).__module__], "ALL_ATTENTION_FUNCTIONS")
 
 
 def _outputs(config: Any, layers: tuple[AttentionLayer, ...]) -> HeadSlices:

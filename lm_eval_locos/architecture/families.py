@@ -31,7 +31,6 @@ class Family:
         layout: how the query module's output is laid out. ``split``: queries only, head after head;
             ``query_first``: queries, then keys, then values; ``grouped``: for each key/value head
             its queries, its key and its value.
-        through_interface: as in `Architecture`.
     """
 
     model_types: tuple[str, ...]
@@ -41,7 +40,6 @@ class Family:
     output: str = "o_proj"
     norm: str = "norm"
     layout: Layout = "split"
-    through_interface: bool = True
 
 
 _FUSED = {"query": "query_key_value", "output": "dense", "layout": "grouped"}
@@ -85,13 +83,6 @@ for _family in (
         layout="query_first",
     ),
     Family(("gpt_neox",), attention="attention", norm="final_layer_norm", **_FUSED),
-    Family(
-        ("falcon",),
-        layers="h",
-        attention="self_attention",
-        norm="ln_f",
-        through_interface=False,
-        **_FUSED,
-    ),
+    Family(("falcon",), layers="h", attention="self_attention", norm="ln_f", **_FUSED),
 ):
     register_family(_family)

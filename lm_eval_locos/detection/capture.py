@@ -72,7 +72,16 @@ class LayerCapture:
         return range(self._seen - self._rows, self._seen)
 
     def queries(self) -> Tensor:
-        """The rotated queries of the kept rows, (B, H, R, head_dim)."""
+        """The rotated queries of the kept rows, (B, H, R, head_dim).
+
+        Raises:
+            ModelError: no attention call was seen.
+        """
+        if not self._queries:
+            raise ModelError(
+                "the attention ran without a call of its kernel, so that its heads cannot be "
+                "scored. Load the model with attn_implementation=sdpa."
+            )
         return torch.cat(self._queries, 2)
 
     def outputs(self) -> Tensor:
@@ -256,6 +265,9 @@ def _sdpa(
                 f"{type(module).__name__} has {what}, which sdpa leaves out, and its config does "
                 "not say so. Its heads cannot be scored."
             )
+    if attention_mask is not None:
+        # Some families of early releases make masks one column too wide, for their own sdpa.
+        attention_mask = attention_mask[..., : key.shape[2]]
     output, weights = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )
