@@ -14,16 +14,24 @@ START, END = "<!-- families: python tests/family_table.py -->\n", "<!-- end of f
 
 
 def table() -> str:
-    """A row for each family of the matrix; what is in it was found in the tiny model of the tests."""
-    rows = ["| models | `model_type` | query site | layers | |", "|---|---|---|---|---|"]
+    """A row for each family of the matrix, with what its tiny model showed and what is checked."""
+    rows = [
+        "| models | `model_type` | query site | layers | ablation | scores | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, case in FAMILIES.items():
         found = describe(tiny_model(name))
         kinds = Counter(layer.kind for layer in found.layers)
-        layers = " and ".join(sorted(kinds, key=lambda kind: -kinds[kind]))
-        kind = f"`{case.type or name}`"
-        rows.append(
-            f"| {case.models} | {kind} | `{case.attention}.{case.query}` | {layers} | {case.notes} |"
+        cells = (
+            case.models,
+            f"`{case.type or name}`",
+            f"`{case.attention}.{case.query}`",
+            " and ".join(sorted(kinds, key=lambda kind: -kinds[kind])),
+            "✓",
+            "✓" if case.scored else "no",
+            case.notes,
         )
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from tiny import FAMILIES, padded, random_ids, tiny_model
+from tiny import SCORED, padded, random_ids, tiny_model
 from transformers import DynamicCache, StaticCache
 
 from lm_eval_locos.architecture import describe
@@ -21,7 +21,7 @@ PROMPT = 40
 NEW = 5
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=SCORED)
 def model(request):
     return tiny_model(request.param)
 

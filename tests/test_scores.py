@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_reference import SlowScores, first_occurrence, generate
-from tiny import FAMILIES, random_ids, tiny_model
+from tiny import SCORED, attention_of, random_ids, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_locos.architecture import describe
@@ -59,7 +59,7 @@ def check(result, slow, tolerance=1e-4):
         assert relative(result.scores[method], expected) < tolerance, method
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SCORED)
 def test_every_method_equals_the_slow_reference(family, tokenizer):
     eager = tiny_model(family, attn="eager")
     made = [
@@ -75,6 +75,25 @@ def test_every_method_equals_the_slow_reference(family, tokenizer):
             check(result, slow)
     for method in ("locos", "dla", "attention_spatial", "contrastive", "headkv"):
         assert any(np.abs(slow.all_heads(method)).max() > 1e-3 for _, slow in made), method
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_attention_matrices_are_formed_in_pieces(family, tokenizer, monkeypatch):
+    """Families without a kernel that forms none never have a whole prompt's at a time."""
+    eager = tiny_model(family)
+    prompt = next(speaking_prompts(eager))
+    trial, slow = make_trial(eager, tokenizer, prompt, (31, 36), family)
+    monkeypatch.setattr("lm_eval_locos.detection.generate._PIECE_CPU", 7)
+    rows = []
+    hook = attention_of(eager, family, 0).register_forward_hook(
+        lambda module, args, output: rows.append(output[0].shape[1])
+    )
+    (result,) = Engine(eager, tokenizer, methods=METHODS, max_new_tokens=8).run(
+        [trial], Batch((0,))
+    )
+    hook.remove()
+    assert rows[:6] == [7, 7, 7, 7, 7, 5]
+    check(result, slow)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])

@@ -77,6 +77,7 @@ class Case:
         size: features of a head's query.
         value: the module that gives values, and how they lie in its output: (S, width), head_dim
             to (S, value heads, head_dim).
+        scored: whether heads can be scored.
         notes: for the README.
     """
 
@@ -91,6 +92,7 @@ class Case:
     size: int = 8
     value: str = "v_proj"
     values: Values = lambda x, size: x.unflatten(-1, (-1, size))
+    scored: bool = True
     notes: str = ""
 
 
@@ -210,7 +212,15 @@ FAMILIES: dict[str, Case] = {
         rows=_in_threes,
         values=lambda x, size: x.unflatten(-1, (-1, 3, size))[..., 2, :],
         **_FALCON,
-        notes="fused, head by head; with ALiBi (Falcon-RW) heads are ablated but not scored",
+        notes="fused, head by head",
+    ),
+    "falcon-alibi": Case(
+        "Falcon-RW",
+        {"multi_query": False, "new_decoder_architecture": False, "alibi": True},
+        rows=_in_threes,
+        **_FALCON,
+        scored=False,
+        notes="ALiBi gives each head a bias of its own: heads are ablated but not scored",
     ),
     "stablelm": Case("StableLM", {"qk_layernorm": True}, notes="query norm in each head"),
     "smollm3": Case("SmolLM3", {"no_rope_layers": [1, 0, 1]}, notes="layers without RoPE"),
@@ -238,6 +248,9 @@ FAMILIES: dict[str, Case] = {
         notes="the same",
     ),
 }
+
+
+SCORED = [name for name, case in FAMILIES.items() if case.scored]
 
 
 def _config(family: str) -> Any:
