@@ -30,7 +30,7 @@ from lm_eval_locos.detection import rankings, runner, scores
 from lm_eval_locos.detection.generate import Engine, TrialResult
 from lm_eval_locos.detection.steps import MAX_NEW_TOKENS
 from lm_eval_locos.errors import DataError, LocosError
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
 
 logger = logging.getLogger(__name__)
@@ -150,6 +150,7 @@ def detect(
             return _finished(folder, found, identity)
         if main:
             _check_folder(folder, resume)
+            clear_temporaries(folder)
         if state is not None:
             state.wait_for_everyone()
     results = runner.run(
@@ -178,23 +179,33 @@ _IDENTITY = ("model_identity", "tokenizer_sha256", "trials_sha256", "dtype", "ma
 
 def _finished(folder: Path, found: list[sources.Probe], identity: dict[str, Any]) -> Detection:
     """What a finished run wrote; the results are without the trials' own scores."""
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        meta = dict(record["meta"])
+        results = [
+            TrialResult((), trial["generated"], tuple(trial["answer_steps"]), trial["passed"], {})
+            for trial in record["trials"]
+        ]
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{folder / RECORD} is not what a detection writes ({type(error).__name__}: {error}). "
+            "Choose another --output, or delete the folder."
+        ) from error
     for key, value in identity.items():
-        if record["meta"].get(key) != value:
+        if meta.get(key) != value:
             raise DataError(
-                f"{folder} holds another run's results: {key} was {record['meta'].get(key)!r} and "
+                f"{folder} holds another run's results: {key} was {meta.get(key)!r} and "
                 f"is {value!r}. Choose another --output."
             )
     logger.warning("%s is finished already; nothing was run", folder)
+    _clear(folder)
     made = {name: HeadRanking.load(folder / f"{name}.json") for name in identity["methods"]}
-    results = [
-        TrialResult((), trial["generated"], tuple(trial["answer_steps"]), trial["passed"], {})
-        for trial in record["trials"]
-    ]
     return Detection(made, found, results)
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file, and --output is a folder. Choose another one.")
     if (folder / RECORD).exists():
         raise DataError(
             f"{folder} holds the results of a finished run. Choose another --output, or delete it."
@@ -252,4 +263,10 @@ def _write(folder: Path, detection: Detection, meta: dict[str, Any]) -> None:
     with replacing(folder / RECORD) as temporary:
         text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
         temporary.write_text(text, encoding="utf-8")
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a finished run needs no more, also where it was killed before it could."""
+    clear_temporaries(folder)
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)

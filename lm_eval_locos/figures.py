@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import LocosError
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import expanded, write_file
 from lm_eval_locos.ranking import HeadRanking
 from lm_eval_locos.ranking_stats import fingerprint
 
@@ -38,6 +38,7 @@ DPI = 200
 # `logit_contribution` is what the LOCOS paper's own code writes for `locos`.
 _IN_LOGITS = {"locos", "logit_contribution", "dla"}
 _MOST_CELLS = 1_000_000
+_LONG = 500  # characters of a name that are shown
 
 # Blue, near-white, red: told apart with any colour vision; the ends stop short of black, so that a
 # frame shows on them.
@@ -87,12 +88,12 @@ def heatmap(
     figure = _draw(scores, unit(ranking), marked, marked_label, text)
     picture = io.BytesIO()
     figure.canvas.print_figure(picture, format=target.suffix.lower()[1:], dpi=DPI)
-    _write(target, picture.getvalue())
+    write_file(target, picture.getvalue())
 
 
 def checked(path: str | os.PathLike[str]) -> Path:
     """The path, or LocosError unless it ends in one of `FORMATS`."""
-    target = Path(path).expanduser()
+    target = expanded(path)
     if target.suffix.lower() not in FORMATS:
         seen = f"as {target.suffix}" if target.suffix else "without a suffix"
         raise LocosError(
@@ -227,15 +228,5 @@ def _frames(axes: Axes, heads: list[Head], cell: tuple[float, float]) -> None:
 
 
 def _title(ranking: HeadRanking) -> str:
-    return "\n".join(str(part) for part in (ranking.method, ranking.meta.get("model")) if part)
-
-
-def _write(target: Path, data: bytes) -> None:
-    try:
-        with replacing(target) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise LocosError(
-            f"{target}: cannot be written ({error.strerror}). Name a file in a folder that you "
-            "may write to."
-        ) from error
+    parts = [str(part) for part in (ranking.method, ranking.meta.get("model")) if part]
+    return "\n".join(part if len(part) < _LONG else part[:_LONG] + "…" for part in parts)

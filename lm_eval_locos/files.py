@@ -1,7 +1,7 @@
 """Files that are written whole or not at all.
 
-with replacing("ranking.json") as temporary:
-    temporary.write_text(text)
+>>> with replacing("ranking.json") as temporary:
+...     temporary.write_text(text)
 """
 
 from __future__ import annotations
@@ -11,6 +11,27 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from lm_eval_locos.errors import LocosError
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with ``~`` as the home folder; as it is where nobody is called so."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """The path as text that any file can hold: a name may have bytes that are no UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Removes what a process that was killed inside `replacing` left in a folder."""
+    for left in folder.glob(".*-*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -34,3 +55,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file that a user named, whole or not at all.
+
+    Raises:
+        LocosError: it cannot be written there.
+    """
+    try:
+        with replacing(expanded(path)) as temporary:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise LocosError(
+            f"{path}: cannot be written ({error.strerror}). Name a file in a folder that you may "
+            "write to."
+        ) from error

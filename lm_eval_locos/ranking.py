@@ -20,12 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import expanded, replacing
 from lm_eval_locos.ranking_files import DuplicateError, download, fields_of, no_duplicates, to_text
 
 # PEFT adapters may resize the vocabulary; the heads stay the same heads.
@@ -69,12 +68,15 @@ class HeadRanking:
             RankingError: no such file, not JSON, or not a ranking; the message says which.
         """
         name = os.fspath(source)
-        path = download(name) if name.startswith("hf://") else Path(name).expanduser()
         try:
+            path = download(name) if name.startswith("hf://") else expanded(name)
             data = path.read_bytes()
-        except OSError as error:
+        except RankingError:
+            raise
+        except (OSError, ValueError) as error:  # also a name with a NUL
+            reason = getattr(error, "strerror", None) or error
             raise RankingError(
-                f"heads={name}: cannot be read ({error.strerror}). Give the path of a ranking "
+                f"heads={name}: cannot be read ({reason}). Give the path of a ranking "
                 "(JSON) or hf://datasets/OWNER/REPO/PATH.json."
             ) from error
         return cls.from_bytes(data, name)
@@ -83,18 +85,21 @@ class HeadRanking:
     def from_bytes(cls, data: bytes, path: str = "<memory>") -> HeadRanking:
         """The ranking in a file's bytes; ``path`` is what error messages call it."""
         try:
-            content = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates)
+            content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=no_duplicates)
+            fields = fields_of(content, path)
+        except RankingError:
+            raise
         except DuplicateError as error:
             raise RankingError(
                 f"heads={path}: {error.args[0]!r} occurs twice. A ranking names each head once; "
                 "remove one of the two."
             ) from None
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits
             raise RankingError(
                 f"heads={path}: not JSON ({error}). Expected a ranking such as "
                 '{"0-0": [0.1, 0.2], "0-1": [0.0, 0.3]}.'
             ) from None
-        return cls(**fields_of(content, path), path=path, sha256=hashlib.sha256(data).hexdigest())
+        return cls(**fields, path=path, sha256=hashlib.sha256(data).hexdigest())
 
     def to_json(self) -> str:
         """The ranking as JSON text of the third form."""
@@ -217,7 +222,8 @@ class HeadRanking:
         The file's own fingerprint (``meta.fingerprint``) is compared where it has one; the range of
         its heads always.
         """
-        recorded = self.meta.get("fingerprint") or {}
+        recorded = self.meta.get("fingerprint")
+        recorded = recorded if isinstance(recorded, dict) else {}
         differ = {
             key: (recorded[key], fingerprint[key])
             for key in fingerprint
@@ -253,6 +259,12 @@ def _validate(ranking: HeadRanking) -> None:
             f"heads={path}: no head has a score ({len(scores)} heads, all lists empty). No trial "
             "passed when it was made; run the detection again with trials that the model answers."
         )
+    for head, ends in ranking.confidence_intervals.items():
+        if not all(map(math.isfinite, ends)):
+            raise RankingError(
+                f"heads={path}: the confidence interval of head {head} is {list(ends)}. Expected "
+                "[low, high]; remove confidence_intervals to have them computed."
+            )
     for name in ("trial_ids", "answer_steps"):
         given = getattr(ranking, name)
         if given is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from typing import Any
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.errors import RankingError
 
-_HEAD = re.compile(r"(\d+)-(\d+)")
+_HEAD = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")  # \d would be the digits of every script
+_HALF = re.compile(r"[\ud800-\udfff]")  # half a character, which JSON can hold and no file can
+_MOST_STEPS = 10**9  # of one trial; their sums fit 64 bits
 _HUB = re.compile(r"hf://(?:(datasets)/)?([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 
 
@@ -45,20 +48,39 @@ def fields_of(content: Any, path: str) -> dict[str, Any]:
     meta = content.get("meta", {})
     if not isinstance(meta, dict):
         raise _shape(path, f"meta is a {type(meta).__name__}, not an object")
-    fields["meta"] = meta
+    fields["meta"] = _writable(meta)
     if (ids := content.get("trial_ids")) is not None:
         if not isinstance(ids, list):
             raise _shape(path, f"trial_ids is a {type(ids).__name__}, not a list")
-        fields["trial_ids"] = tuple(str(trial) for trial in ids)
+        fields["trial_ids"] = tuple(_writable(str(trial)) for trial in ids)
     if (steps := content.get("answer_steps")) is not None:
-        if not isinstance(steps, list) or not all(type(n) is int and n > 0 for n in steps):
-            raise _shape(path, "answer_steps is not a list of counts, each at least 1")
+        if not isinstance(steps, list) or not all(
+            type(n) is int and 0 < n <= _MOST_STEPS for n in steps
+        ):
+            raise _shape(path, "answer_steps is not a list of counts, each from 1 to a billion")
         fields["answer_steps"] = tuple(steps)
     if intervals := content.get("confidence_intervals"):
+        # What a bootstrap over nothing gives, [NaN, NaN], is no interval.
         fields["confidence_intervals"] = {
-            head: tuple(values) for head, values in _scores(intervals, path).items()
+            head: ends
+            for head, ends in _scores(intervals, path).items()
+            if not all(map(math.isnan, ends))
         }
     return fields
+
+
+def _writable(value: Any) -> Any:
+    """``value`` as a file can hold it: numbers that are not finite are None, half a character is
+    U+FFFD."""
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    return value
 
 
 def _scores(content: Any, path: str) -> dict[Head, tuple[float, ...]]:
@@ -68,7 +90,7 @@ def _scores(content: Any, path: str) -> dict[Head, tuple[float, ...]]:
     for key, values in content.items():
         head = parse_head(key)
         if head is None:
-            raise _shape(path, f"the key {key!r} is no head")
+            raise _shape(path, f"the key {key[:60]!r} is no head")
         if head in scores:
             raise RankingError(
                 f"heads={path}: head {head} occurs twice (the second time as {key!r}). A ranking "
@@ -100,7 +122,11 @@ def download(name: str) -> Path:
             "hf://OWNER/REPO/PATH.json, with @REVISION after REPO if one is wanted."
         )
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     kind, repository, revision, filename = match.groups()
     try:
@@ -112,7 +138,7 @@ def download(name: str) -> Path:
                 revision=revision,
             )
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise RankingError(
             f"heads={name}: cannot be fetched ({type(error).__name__}: {str(error)[:200]}). Check "
             "the name and the network, or give a local path."

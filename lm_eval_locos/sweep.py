@@ -27,7 +27,7 @@ from lm_eval_locos import __version__
 from lm_eval_locos.conditions import Condition
 from lm_eval_locos.errors import DataError, LocosError, RankingError
 from lm_eval_locos.evaluation import evaluate
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def sweep(
         "metadata": dict(metadata or {}),
     }
     _begin(folder, identity, resume)
+    clear_temporaries(folder)
     for left in folder.glob(".run-*"):  # of a run that was killed
         shutil.rmtree(left, ignore_errors=True)
     finished = [folder / run.name for run in runs if (folder / run.name).is_dir()]
@@ -191,13 +192,17 @@ def sweep(
 
 def _begin(folder: Path, identity: dict[str, Any], resume: bool) -> None:
     path = folder / RECORD
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file, and --output is a folder. Choose another one.")
     if not path.exists():
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
         return
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}). Choose another --output.") from error
     for key, value in identity.items():
         if found.get(key) != value:

@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     """``locos check``: 0 or 1; raises LocosError for what cannot be read or compared."""
     from lm_eval_locos.cli import tables
     from lm_eval_locos.errors import LocosError
+    from lm_eval_locos.files import write_file
     from lm_eval_locos.gates import output
     from lm_eval_locos.gates.config import read_gates
     from lm_eval_locos.gates.evaluate import evaluate
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(output.text(outcomes), end="")
     _write_junit(arguments.junit, file, outcomes)
     if arguments.summary:
-        _write(arguments.summary, output.markdown(outcomes))
+        write_file(arguments.summary, output.markdown(outcomes))
     if _on_github():
         sys.stdout.flush()
         for line in output.annotations(outcomes, file.path):
@@ -123,24 +124,11 @@ def _on_github() -> bool:
 def _write_junit(
     path: str | None, file: GateFile, outcomes: Sequence[Outcome], error: str | None = None
 ) -> None:
+    from lm_eval_locos.files import write_file
     from lm_eval_locos.gates.output import junit
 
     if path:
-        _write(path, junit(file.gates, outcomes, error))
-
-
-def _write(path: str, text: str) -> None:
-    from lm_eval_locos.errors import LocosError
-    from lm_eval_locos.files import replacing
-
-    try:
-        with replacing(Path(path).expanduser()) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LocosError(
-            f"{path}: cannot be written ({error.strerror}). Name a file in a folder that you may "
-            "write to."
-        ) from error
+        write_file(path, junit(file.gates, outcomes, error))
 
 
 def _append(path: str, text: str) -> None:

@@ -156,6 +156,8 @@ def _report(found: Any, output: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from lm_eval_locos.files import shown
+
     passed = sum(result.passed for result in found.results)
     console = Console(width=None if sys.stdout.isatty() else 200)
     meta = next(iter(found.rankings.values())).meta
@@ -166,7 +168,8 @@ def _report(found: Any, output: str) -> None:
         table.add_column(column, justify="right" if column == "trials" else "left")
     for method, ranking in found.rankings.items():
         heads = ", ".join(map(str, ranking.top(min(10, len(ranking.order)))))
-        table.add_row(method, str(len(ranking.trial_ids or ())), heads, f"{output}/{method}.json")
+        file = f"{shown(output)}/{method}.json"
+        table.add_row(method, str(len(ranking.trial_ids or ())), heads, file)
     console.print(table)
     if passed < 20:
         console.print(

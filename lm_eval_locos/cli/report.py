@@ -69,6 +69,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """``locos report``; raises LocosError for files that cannot be read or compared."""
     from lm_eval_locos.errors import LocosError
+    from lm_eval_locos.files import write_file
     from lm_eval_locos.reporting.leaderboard import leaderboard
     from lm_eval_locos.reporting.results import load
 
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
         for path in write_all(figure_list(board), arguments.plots):
             print(path, file=sys.stderr)
     if arguments.output:
-        _write(arguments.output, text)
+        write_file(arguments.output, text)
         print(arguments.output, file=sys.stderr)
     else:
         sys.stdout.write(text)
@@ -119,22 +120,6 @@ def _width(arguments: argparse.Namespace) -> int | None:
 
     to_terminal = not arguments.output and sys.stdout.isatty()
     return shutil.get_terminal_size().columns if to_terminal else None
-
-
-def _write(path: str, text: str) -> None:
-    from pathlib import Path
-
-    from lm_eval_locos.errors import LocosError
-    from lm_eval_locos.files import replacing
-
-    try:
-        with replacing(Path(path).expanduser()) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LocosError(
-            f"{path}: cannot be written ({error.strerror}). Name a file in a folder that you may "
-            "write to."
-        ) from error
 
 
 def _metric(text: str) -> tuple[str, str]:

@@ -140,7 +140,7 @@ def _metadata(text: str | None) -> dict[str, Any]:
 
     try:
         found = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise LocosError(f"--metadata is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise LocosError(f"--metadata {text}: expected a JSON object.")

@@ -44,8 +44,10 @@ def facts_table(rankings: Sequence[HeadRanking]) -> Table:
 
 
 def _lines(ranking: HeadRanking) -> dict[str, str]:
+    from lm_eval_locos.reporting.text import clean
+
     of = facts(ranking)
-    return {
+    lines = {
         "file": of["path"],
         "method": _joined(of["method"]),
         "model": _joined(of["model"], revision=of["revision"]),
@@ -57,6 +59,7 @@ def _lines(ranking: HeadRanking) -> dict[str, str]:
         "sha256": (of["sha256"] or "")[:12],
         "lm-eval-locos": _joined(of["plugin_version"]),
     }
+    return {label: clean(text) for label, text in lines.items()}  # it must not steer a terminal
 
 
 def _joined(first: Any, **more: Any) -> str:

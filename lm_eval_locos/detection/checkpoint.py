@@ -96,10 +96,13 @@ class Checkpoint:
 def recorded(folder: Path) -> dict[str, Any] | None:
     """The identity of the run that a folder holds, or None where it holds none."""
     try:
-        return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"{folder / 'run.json'} cannot be read ({error}). Delete {folder}."
         ) from error

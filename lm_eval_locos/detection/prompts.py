@@ -11,6 +11,7 @@ error.
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -112,7 +113,7 @@ def token_span(
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         inside = [i for i, (low, high) in enumerate(offsets) if low < end and high > start]
         covered = {c for i in inside for c in range(*offsets[i])}
-        missing = [c for c in range(start, end) if c not in covered and not text[c].isspace()]
+        missing = [c for c in range(start, end) if c not in covered and not _may_go(text[c])]
         if not inside or missing or inside[-1] - inside[0] + 1 != len(inside):
             at = text[missing[0]] if missing else text[start:end][:40]
             raise DataError(
@@ -135,3 +136,12 @@ def token_span(
             )
         bounds.append(len(part))
     return ids, (bounds[0], bounds[1])
+
+
+def _may_go(character: str) -> bool:
+    """Whether a normaliser may leave no token of a character's own: a blank, an accent or a letter
+    of Hangul that it puts together with the one before (NFC), an invisible mark."""
+    kind = unicodedata.category(character)
+    return (
+        character.isspace() or kind in ("Mn", "Mc", "Me", "Cf") or "\u1160" <= character <= "\u11ff"
+    )

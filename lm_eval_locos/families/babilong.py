@@ -7,7 +7,13 @@ from typing import Any
 
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import scoring
-from lm_eval_locos.families.documents import Documents, check_disjoint, package, source_of
+from lm_eval_locos.families.documents import (
+    Documents,
+    check_disjoint,
+    check_texts,
+    package,
+    source_of,
+)
 from lm_eval_locos.sources.lookup import SAMPLE, Found, locate, table
 
 COLUMNS = ("input", "question", "target")
@@ -44,7 +50,7 @@ PROMPT = (
 def load(task: str, length: str, **kwargs: Any) -> Documents:
     """The questions of one BABILong task (``qa1`` ..) at one length (``0k`` ..)."""
     found = locate("babilong")
-    rows = table("babilong", found, length, split=task, columns=COLUMNS)
+    rows = _rows(found, length, task)
     documents = [
         {
             "id": f"{task}_{length}_{i}",
@@ -59,6 +65,13 @@ def load(task: str, length: str, **kwargs: Any) -> Documents:
         for i, row in enumerate(rows)
     ]
     return package(documents, source_of("babilong", found), split=task, length=length)
+
+
+def _rows(found: Found, length: str, task: str) -> list[dict[str, str]]:
+    rows = list(table("babilong", found, length, split=task, columns=COLUMNS))
+    for number, row in enumerate(rows, 1):
+        check_texts(row, COLUMNS, f"babilong {length} {task}, row {number}")
+    return rows
 
 
 def _prompt(task: str, row: dict[str, str]) -> str:
@@ -91,7 +104,7 @@ def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[
         return [
             _prompt(task, row)
             for task in ("qa1", "qa2", "qa3", "qa4", "qa5")
-            for row in table("babilong", own, config, split=task, columns=COLUMNS)
+            for row in _rows(own, config, task)
         ]
 
     found = turns("calibration")

@@ -84,6 +84,16 @@ def package(
     return Documents(datasets.Dataset.from_list([dict(d) for d in documents]), provenance)
 
 
+def check_texts(row: Mapping[str, Any], columns: Iterable[str], where: str) -> None:
+    """Raises `DataError` unless these columns of a row hold text; ``where`` names the row."""
+    for column in columns:
+        if not isinstance(row.get(column), str) or not row[column].strip():
+            raise DataError(
+                f"{where}: {column} is {str(row.get(column))[:60]!r}, expected text. Copy the "
+                "benchmark's file again, or leave the row out."
+            )
+
+
 def check_disjoint(family: str, calibration: Iterable[str], evaluated: Iterable[str]) -> None:
     """Raises `DataError` when a calibration prompt is one that is evaluated (same sha256)."""
     asked = {sha256_of([prompt]) for prompt in evaluated}

@@ -9,7 +9,13 @@ from typing import Any
 
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import scoring
-from lm_eval_locos.families.documents import Documents, check_disjoint, package, source_of
+from lm_eval_locos.families.documents import (
+    Documents,
+    check_disjoint,
+    check_texts,
+    package,
+    source_of,
+)
 from lm_eval_locos.sources.lookup import Found, locate, table
 
 COLUMNS = ("id", "paragraphs", "question", "answer", "answer_aliases", "answerable")
@@ -32,7 +38,31 @@ def load(hops: int | None = None, **kwargs: Any) -> Documents:
 
 def _rows(found: Found, split: str) -> list[dict[str, Any]]:
     rows = table("musique", found, "answerable", split=split, columns=COLUMNS)
-    return [row for row in rows if row["answerable"]]
+    return [
+        _checked(row, f"musique {split}, row {number}")
+        for number, row in enumerate(rows, 1)
+        if row["answerable"]
+    ]
+
+
+def _checked(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """The row; a `DataError` unless it has the types of the hub's."""
+    check_texts(row, ("id", "question", "answer"), where)
+    aliases, passages = row["answer_aliases"] or [], row["paragraphs"]
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise DataError(
+            f"{where}: answer_aliases is {str(aliases)[:60]!r}, expected a list of texts."
+        )
+    if not isinstance(passages, list) or not all(
+        isinstance(p, dict) and isinstance(p.get(key), str)
+        for p in passages
+        for key in ("title", "paragraph_text")
+    ):
+        raise DataError(
+            f"{where}: paragraphs is {str(passages)[:60]!r}, expected a list of objects with the "
+            "texts title and paragraph_text."
+        )
+    return row
 
 
 def _hops(name: str) -> int:
@@ -82,7 +112,7 @@ def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[
     found = locate("musique")
     rows = table("musique", found, "answerable", split="train", columns=COLUMNS)
     order = random.Random(seed).sample(range(len(rows)), len(rows))
-    chosen = (rows[i] for i in order)
+    chosen = (_checked(rows[i], f"musique train, row {i + 1}") for i in order)
     turns = [
         _prompt(row["paragraphs"], row["question"])
         for row in itertools.islice((row for row in chosen if row["answerable"]), count)

@@ -154,7 +154,8 @@ def _document(
 
 def prompt_of(template: str, system: str, placed: Placement, question: str) -> tuple[str, int]:
     """The filled template, and the character in it at which the needle starts."""
-    before, _, after = template.replace("{question}", question).partition("{haystack}")
+    parts = template.partition("{haystack}")  # first: the question may hold these marks
+    before, after = (parts[i].replace("{question}", question) for i in (0, 2))
     if system:
         before = f"{system}\n\n{before}"
     return before + placed.text + after, len(before) + placed.start

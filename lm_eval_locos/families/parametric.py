@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.families.documents import Documents, package, source_of
+from lm_eval_locos.families.documents import Documents, check_texts, package, source_of
 from lm_eval_locos.sources.lookup import SAMPLE, Found, locate, table
 
 COLUMNS = ("question", "answer", "source")
@@ -34,11 +34,11 @@ def examples() -> list[dict[str, Any]]:
 def load(sources: Sequence[str] = ("city_country", "popqa"), **kwargs: Any) -> Documents:
     """The questions of these sources (``city_country``, ``popqa``, ``arithmetic``)."""
     found = locate("parametric")
-    rows = table("parametric", found, split="train", columns=COLUMNS)
+    rows = _rows(found, "train")
     family = "arithmetic" if tuple(sources) == ("arithmetic",) else "parametric"
     chosen = [row for row in rows if row["source"] in sources]
     if not chosen:
-        seen = sorted(set(rows["source"]))
+        seen = sorted({row["source"] for row in rows})
         raise DataError(f"no questions of source {', '.join(sources)}; seen: {', '.join(seen)}.")
     # Both kinds in turn, so that --limit takes of each.
     rank: dict[str, int] = {}
@@ -48,6 +48,27 @@ def load(sources: Sequence[str] = ("city_country", "popqa"), **kwargs: Any) -> D
         order.append((rank[row["source"]], sources.index(row["source"]), i))
     documents = [document(chosen[i], family, i) for _, _, i in sorted(order)]
     return package(documents, source_of("parametric", found), split="train", sources=list(sources))
+
+
+def _rows(found: Found, split: str) -> list[dict[str, Any]]:
+    """The rows; a `DataError` for one of other types than the hub's."""
+    rows = list(table("parametric", found, split=split, columns=COLUMNS))
+    for number, row in enumerate(rows, 1):
+        where = f"parametric {split}, row {number}"
+        check_texts(row, ("question", "source"), where)
+        answer = row["answer"]
+        for column, values in (
+            ("answer", answer if isinstance(answer, list) else [answer]),
+            ("aliases", row.get("aliases") or []),
+        ):
+            if (column == "answer" and not values) or not (
+                isinstance(values, list) and all(isinstance(v, str | int | float) for v in values)
+            ):
+                raise DataError(
+                    f"{where}: {column} is {str(row.get(column))[:60]!r}, expected text, a number "
+                    "or a list of them."
+                )
+    return rows
 
 
 def document(row: dict[str, Any], family: str, number: int) -> dict[str, Any]:
@@ -94,11 +115,8 @@ def score(doc: dict[str, Any], response: str) -> dict[str, float]:
 def calibration_rows(family: str, count: int, seed: int) -> tuple[list[str], dict[str, Any]]:
     """User turns of our own questions, none of which the evaluation asks."""
     own = Found("bundled", SAMPLE / "parametric", None, "calibration questions are bundled")
-    rows = list(table("parametric", own, split="calibration", columns=COLUMNS))
-    asked = {
-        row["question"].strip().lower()
-        for row in table("parametric", locate("parametric"), split="train", columns=COLUMNS)
-    }
+    rows = _rows(own, "calibration")
+    asked = {row["question"].strip().lower() for row in _rows(locate("parametric"), "train")}
     turns = [
         prompt(row["question"])
         for row in rows

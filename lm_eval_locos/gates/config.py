@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_locos.errors import LocosError
+from lm_eval_locos.files import expanded
 from lm_eval_locos.gates.gate import JUDGES, KNOWN, PARTS, POINTS, WHOLE, Gate, GateFile
 from lm_eval_locos.reporting.text import clean
 
@@ -68,8 +69,8 @@ KEYS: dict[str, tuple[str, Check]] = {
     "ranking": ("text, a method, path or file name, or a pattern", _text),
     "condition": ('text, such as "top:20" or "top"', _text),
     "k": (
-        "a whole number from 1 up",
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
+        "a whole number from 1 up to a million",
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v <= 10**6,
     ),
     "margin": ("a number between 0 and 1, such as 0.05", lambda v: _number(v) and 0 < v < 1),
     "effect": ("a number above 0, such as 0.1", lambda v: _number(v) and v > 0),
@@ -97,7 +98,7 @@ def read_gates(path: str | Path | None = None) -> GateFile:
         LocosError: a file that is missing, is not TOML or has no gates; a key that is not known or
             has a wrong value. The message names the key and what is expected.
     """
-    file = Path(path).expanduser() if path is not None else _project()
+    file = expanded(path) if path is not None else _project()
     content = _read(file)
     prefix = ""
     if file.name == "pyproject.toml":
@@ -192,7 +193,10 @@ def _checked(
 
 
 def _seen(value: Any) -> str:
-    text = clean(repr(value))
+    try:
+        text = clean(repr(value))
+    except (ValueError, RecursionError):  # thousands of digits in hexadecimal, of dotted keys
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -23,6 +23,7 @@ from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.detection.prompts import has_chat_template, tokenised
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import nolima
+from lm_eval_locos.files import shown
 from lm_eval_locos.probes import jsonl, niah
 
 NUM_TRIALS = 100
@@ -81,11 +82,11 @@ def load(
         found, source = nolima.detection(tokenizer, count, seed, needle_set=needle_set, **grid)
     elif data == "niah":
         found, source = niah.detection(tokenizer, count, seed, **grid)
-    elif Path(data).is_file():
+    elif _is_file(data):
         found, source = jsonl.detection(Path(data), tokenizer, num_trials, seed, **grid)
     else:
-        raise DataError(f"data={data}: expected nolima, niah, or the path of a JSONL file.")
-    name = data if data in ("nolima", "niah") else Path(data).name
+        raise DataError(f"data={data[:500]}: expected nolima, niah, or the path of a JSONL file.")
+    name = data if data in ("nolima", "niah") else shown(Path(data).name)
     probes = [_probe(document, tokenizer, chat_template) for document in found]
     return probes, {
         "dataset": name,
@@ -94,6 +95,13 @@ def load(
         "chat_template": chat_template,
         "trials_sha256": fingerprint(probes),
     }
+
+
+def _is_file(data: str) -> bool:
+    try:
+        return Path(data).is_file()
+    except (OSError, ValueError):  # a name that is too long, or of no file
+        return False
 
 
 def _probe(document: dict[str, Any], tokenizer: Any, chat_template: bool) -> Probe:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.families import nolima
 from lm_eval_locos.families.tokenizers import ruler_for
+from lm_eval_locos.files import shown
 from lm_eval_locos.sources.haystack import Haystack, Placement, after_sentence
 
 COLUMNS = ("context", "needle", "question", "answer")
+_HALF = re.compile(r"[\ud800-\udfff]")
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -32,36 +35,54 @@ def read(path: Path) -> list[dict[str, str]]:
     """
     rows: list[dict[str, str]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON's text may hold U+2028 and others that it takes for line ends.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Give a JSONL file.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected an object with {', '.join(COLUMNS)}.")
-        for column in COLUMNS:
-            if not isinstance(row.get(column), str) or not row[column].strip():
-                raise DataError(
-                    f"{path}, line {number}: {column} is {str(row.get(column))[:40]!r}, expected "
-                    f"text. Columns: {', '.join(COLUMNS)}; found: {', '.join(map(str, row))}."
-                )
-        if row["context"].count(row["needle"]) > 1:
+            rows.append(_row(json.loads(line), f"{path}, line {number}", f"line{number}"))
+        except DataError:
+            raise
+        except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{path}, line {number}: the context has the needle "
-                f"{row['context'].count(row['needle'])} times. Which one is meant? Keep one."
-            )
-        name = str(row.get("id", f"line{number}"))
-        rows.append({column: row[column] for column in COLUMNS} | {"id": name})
+                f"{path}, line {number}: not JSON ({error}). Write one object a line, with "
+                f"{', '.join(COLUMNS)}."
+            ) from None
     if not rows:
         raise DataError(f"{path}: no rows. Expected one JSON object a line.")
     if len({row["id"] for row in rows}) < len(rows):
         raise DataError(f"{path}: two rows have the same id. Give each its own, or leave them out.")
     return rows
+
+
+def _row(row: Any, where: str, name: str) -> dict[str, str]:
+    """``COLUMNS`` and ``id`` of a decoded line; ``name`` is the id of a row without one."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object with {', '.join(COLUMNS)}.")
+    for column in COLUMNS:
+        if not isinstance(row.get(column), str) or not row[column].strip():
+            raise DataError(
+                f"{where}: {column} is {str(row.get(column))[:40]!r}, expected text. "
+                f"Columns: {', '.join(COLUMNS)}; found: {', '.join(map(str, row))[:200]}."
+            )
+    name = name if row.get("id") is None else row["id"]
+    if not isinstance(name, str | int):
+        raise DataError(f"{where}: id is a {type(name).__name__}, expected text, or leave it out.")
+    found = {column: row[column] for column in COLUMNS} | {"id": str(name)}
+    for column, text in found.items():
+        if half := _HALF.search(text):
+            raise DataError(
+                f"{where}: {column} has {half[0]!r}, half of a character that was written as two "
+                "\\u escapes. Write both, or the character itself."
+            )
+    if (times := row["context"].count(row["needle"])) > 1:
+        raise DataError(
+            f"{where}: the context has the needle {times} times. Which one is meant? Keep one."
+        )
+    return found
 
 
 def detection(
@@ -126,4 +147,4 @@ def detection(
             }
         )
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found, {"source": "file", "file": str(path), "sha256": sha256, "split": "as given"}
+    return found, {"source": "file", "file": shown(path), "sha256": sha256, "split": "as given"}

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from lm_eval_locos.errors import LocosError
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import expanded, replacing
 from lm_eval_locos.reporting.details import Surface
 from lm_eval_locos.statistics import Estimate
 
@@ -111,7 +111,7 @@ def write_all(plots: Sequence[Plot], folder: str | Path) -> list[Path]:
     written = []
     for plot in plots:
         for suffix in (".png", ".svg"):
-            path = Path(folder).expanduser() / f"{plot.name}{suffix}"
+            path = expanded(folder) / f"{plot.name}{suffix}"
             plot.save(path)
             written.append(path)
     return written

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_locos.errors import DataError
+from lm_eval_locos.files import expanded
 from lm_eval_locos.reporting.samples import Sample, read_samples
 from lm_eval_locos.reporting.text import BUNDLED_MARK, clean, family_of, number
 
@@ -120,7 +121,7 @@ def load(paths: Iterable[str | Path]) -> list[Run]:
     """
     found: dict[Path, Path] = {}
     for given in paths:
-        for file in _results_files(Path(given).expanduser()):
+        for file in _results_files(expanded(given)):
             found.setdefault(file.resolve(), file)
     runs = [run for file in found.values() for run in [_read(file)] if run]
     if not runs:
@@ -131,6 +132,10 @@ def load(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _results_files(path: Path) -> Sequence[Path]:
+    try:
+        missing = not path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, a folder that is closed
+        raise DataError(f"{path}: cannot be read ({error}). {_NEXT}") from error
     if path.is_dir():
         files = sorted(f for f in path.rglob("*.json") if _DATE.search(f.name) and f.is_file())
         if not files:
@@ -138,7 +143,7 @@ def _results_files(path: Path) -> Sequence[Path]:
         return files
     if path.suffix == ".jsonl":
         raise DataError(f"{path} is a sample file. Give the results file beside it, or its folder.")
-    if not path.exists():
+    if missing:
         raise DataError(f"{path}: no such file or folder. {_NEXT}")
     return [path]
 
@@ -149,7 +154,7 @@ def _read(path: Path) -> Run | None:
         content = json.loads(data.decode("utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). {_NEXT}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise DataError(
             f"{path}: not JSON ({error}). Was the run cut off? Run it again, or leave the file out."
         ) from None
@@ -163,12 +168,13 @@ def _read(path: Path) -> Run | None:
         )
     try:
         return _run(path, hashlib.sha256(data).hexdigest(), clean(content))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
             f"{path}: a results file of a shape that is not known "
-            f"({type(error).__name__}: {error}). Written by lm_eval 0.4.13 or later?"
+            f"({type(error).__name__}: {error}). Run it again with lm_eval 0.4.13 or later, or "
+            "leave the file out."
         ) from error
 
 

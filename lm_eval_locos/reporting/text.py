@@ -72,7 +72,11 @@ def number(value: object) -> float | None:
     """A finite number, or None for anything else (the harness writes "N/A")."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return found if math.isfinite(found) else None
 
 
 def fixed(value: float | None, digits: int = 3) -> str:

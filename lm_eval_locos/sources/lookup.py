@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lm_eval_locos.errors import DataError
+from lm_eval_locos.files import expanded
 
 if TYPE_CHECKING:
     import datasets
@@ -90,7 +91,7 @@ def _locate(
         return Found("bundled", _folder(bundled), None, "LOCOS_DATA=bundled")
     missing = "LOCOS_DATA_DIR is not set"
     if directory:
-        local = Path(directory).expanduser()
+        local = expanded(directory)
         if not local.is_dir():
             raise DataError(
                 f"LOCOS_DATA_DIR={directory}: not a folder. Give the folder that holds {name}/, "
@@ -210,7 +211,7 @@ def _cached(
     return (path, path.name) if any(any(path.glob(pattern)) for pattern in files) else None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
@@ -237,8 +238,13 @@ def table(
                 rows = datasets.load_dataset(builder, data_files={split: paths}, split=split)
             else:
                 rows = datasets.load_dataset(where, config, split=split, revision=found.revision)
-    except Exception as error:  # every builder raises its own
-        raise DataError(f"cannot load {what}: {_first_line(error)}.") from error
+            rows.data.validate(full=True)  # bytes that are no UTF-8 fail here, not in some row
+    except Exception as error:  # every builder raises its own, and `datasets` wraps it
+        reason = _first_line(error.__cause__ or error)
+        raise DataError(
+            f"cannot load {what}: {reason}. Expected rows with {', '.join(columns)}; in JSONL one "
+            "object a line."
+        ) from error
     absent = [column for column in columns if column not in rows.column_names]
     if absent:
         raise DataError(
@@ -246,7 +252,7 @@ def table(
             f"Seen: {', '.join(rows.column_names)}; expected: {', '.join(columns)}."
         )
     if len(rows) == 0:
-        raise DataError(f"{what}: no rows.")
+        raise DataError(f"{what}: no rows. Expected rows with {', '.join(columns)}.")
     return rows
 
 

@@ -157,7 +157,7 @@ def _load(name: str, found: Found) -> Benchmark:
     texts = sorted((folder / "haystack" / "rand_shuffle").glob("*.txt"))
     if not texts:
         raise DataError(f"no books in {folder}/haystack/rand_shuffle (rand_book_1.txt ...).")
-    books = {text.name: text.read_text(encoding="utf-8") for text in texts}
+    books = {text.name: _book(text) for text in texts}
     entries = read_entries(path)
     places = sorted({args for entry in entries for args in entry.tests.values()})
     siblings = [path.with_name(other) for other in dict.fromkeys((*_SETS, name))]
@@ -169,6 +169,16 @@ def _load(name: str, found: Found) -> Benchmark:
         people = dict.fromkeys(person for entry in others for person in entry.characters)
         sets.append((tuple(dict.fromkeys(keys[e.needle] for e in others)), tuple(people)))
     return Benchmark(entries, books, found, tuple(places), None, keys, tuple(sets))
+
+
+def _book(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}). Save the book as UTF-8.") from error
+    if not text.strip():
+        raise DataError(f"{path}: the book is empty. Copy NoLiMa's file there again.")
+    return text
 
 
 def load_benchmark(name: str) -> Benchmark:
@@ -184,9 +194,14 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
             the message names file, entry and key.
     """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error}).") from error
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text)
+        if "\\u" in text:  # half a character can be escaped in JSON, and no tokenizer takes it
+            json.dumps(rows, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: cannot be read as JSON ({error}). Copy NoLiMa's file there again."
+        ) from error
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected a list of needles, found {type(rows).__name__}.")
     entries = tuple(_entry(row, f"{path}, needle {number}") for number, row in enumerate(rows, 1))
@@ -218,11 +233,15 @@ def _entry(row: Any, where: str) -> Entry:
             golds[name] = _strings(gold, f"{where}: gold_answers of test {name}")
             if not golds[name]:
                 raise DataError(
-                    f"{where}: test {name} has no gold_answers, and the needle no {{CHAR}}."
+                    f"{where}: test {name} has no gold_answers, and the needle no {{CHAR}}. Add "
+                    "one of them."
                 )
     questions = {str(k): v for k, v in row["questions"].items() if isinstance(v, str) and v}
     if not tests or not questions:
-        raise DataError(f"{where}: no {'questions' if tests else 'tests'}.")
+        raise DataError(
+            f"{where}: no {'questions' if tests else 'tests'}. Expected at least one, as in "
+            "NoLiMa's own file."
+        )
     entry = Entry(
         id=row["id"],
         needle=row["needle"],
@@ -246,11 +265,12 @@ def _entry(row: Any, where: str) -> Entry:
             if missing:
                 raise DataError(
                     f"{where}: nothing for {{{sorted(missing)[0]}}} in test {test} "
-                    f"({len(args)} input_args, {len(characters)} characters)."
+                    f"({len(args)} input_args, {len(characters)} characters). Add it, or remove "
+                    "the placeholder."
                 )
     for mark in ("{haystack}", "{question}"):
         if entry.template and mark not in entry.template:
-            raise DataError(f"{where}: task_template has no {mark}.")
+            raise DataError(f"{where}: task_template has no {mark}. Add it, or remove the key.")
     return entry
 
 
