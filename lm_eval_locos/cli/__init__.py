@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from lm_eval_locos import __version__
-from lm_eval_locos.cli import check, compare, demo, detect, heads, report, sweep
+from lm_eval_locos.cli import check, compare, demo, detect, doctor, heads, report, sweep
 from lm_eval_locos.errors import LocosError
 
 
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"lm-eval-locos {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for module in (demo, detect, heads, sweep, report, check, compare):
+    for module in (demo, doctor, detect, heads, sweep, report, check, compare):
         module.add_parser(commands)
     return top
 
