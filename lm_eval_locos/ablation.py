@@ -68,7 +68,7 @@ def ablate(
     if not values:
         yield Ablation()
         return
-    architecture = architecture or describe(model)
+    architecture = architecture or describe(model, tensor_parallel=True)
     refuse_compiled(model)
     check_heads(list(values), architecture.num_layers, architecture.num_heads)
     slices = architecture.slices(site)
@@ -95,15 +95,26 @@ def on_site(
 
     Where it returns a tensor, that takes the activations' place; None leaves them alone.
     """
+    width = architecture.slices(site).width
+
+    def checked(activations: Tensor) -> Tensor | None:
+        if activations.shape[-1] != width:
+            raise ModelError(
+                f"layer {layer} has {activations.shape[-1]} features at site={site}, not {width}. "
+                "Are its layers split over processes in a way that is not known here? Load the "
+                "model on one device."
+            )
+        return function(activations)
+
     if site == "query":
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-            return function(output)
+            return checked(output)
 
         return architecture.layers[layer].query.register_forward_hook(after)
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        changed = function(args[0])
+        changed = checked(args[0])
         return None if changed is None else (changed, *args[1:])
 
     return architecture.layers[layer].output.register_forward_pre_hook(before)

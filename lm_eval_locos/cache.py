@@ -45,6 +45,8 @@ def model_identity(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         if tensor.is_meta:
             continue  # offloaded to disk: name and shape must do
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()  # split over processes (tensor parallelism)
         flat = tensor.detach().reshape(-1)
         step = max(1, flat.numel() // 1024)
         digest.update(flat[::step].cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lm_eval_locos.ablation import on_site
-from lm_eval_locos.architecture import Architecture, Head, Site, describe
+from lm_eval_locos.architecture import Architecture, Head, Site, base_model, describe
 from lm_eval_locos.errors import DataError
 
 Average = Literal["prompt", "token"]
@@ -97,7 +97,7 @@ def calibrate(
             f"{' and one of them is empty' if token_ids else ''}. Expected at least one prompt "
             "and one token in each; 50 prompts are usual."
         )
-    architecture = architecture or describe(model)
+    architecture = architecture or describe(model, tensor_parallel=True)
     slices = architecture.slices(site)
     shape = (architecture.num_layers, architecture.num_heads, slices.size)
     prompt_means = torch.zeros(len(token_ids), *shape, dtype=torch.float64)
@@ -108,7 +108,9 @@ def calibrate(
     ]
 
     by_length = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
-    device = next(model.parameters()).device
+    device = base_model(model).get_input_embeddings().weight.device
+    if device.type == "meta":  # offloaded: accelerate moves the input to where it is needed
+        device = torch.device("cpu")
     with tqdm(total=len(token_ids), desc="Calibrating", disable=not progress) as bar:
         for start in range(0, len(by_length), batch_size):
             rows = by_length[start : start + batch_size]
@@ -124,7 +126,7 @@ def calibrate(
                 picked = wide[torch.arange(len(rows)), at]
                 samples[rows, layer] = slices.split(picked).float()
 
-            with ExitStack() as stack, torch.inference_mode():
+            with ExitStack() as stack, torch.no_grad():  # inference mode breaks some 4 bit weights
                 for layer in range(architecture.num_layers):
                     handle = on_site(architecture, layer, site, _reader(measure, layer))
                     stack.callback(handle.remove)
@@ -135,9 +137,19 @@ def calibrate(
                     logits_to_keep=1,
                 )
             bar.update(len(rows))
+    if not slices.complete:
+        _sum_over_ranks((prompt_means, samples), device)
     weights = lengths.double() if average == "token" else torch.ones(len(lengths)).double()
     means = torch.einsum("p,plhd->lhd", weights / weights.sum(), prompt_means).float()
     return Calibration(means, samples, int(lengths.sum()))
+
+
+def _sum_over_ranks(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Adds up, in place, what each rank measured of its own heads; the others' are zero."""
+    for tensor in tensors:
+        there = tensor.to(device)
+        torch.distributed.all_reduce(there)
+        tensor.copy_(there)
 
 
 def _reader(measure: Callable[[int, Tensor], None], layer: int) -> Callable[[Tensor], None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,11 +149,23 @@ class LocosAblatedLM(HFLM):
                 f"pretrained={pretrained} is a {self.backend} model. locos-ablated works on "
                 "decoder-only (causal) models."
             )
-        self.architecture = describe(self.model)
+        self.architecture = describe(self.model, tensor_parallel=True)
+        if isinstance(pretrained, str):
+            self._check_processes()
         refuse_compiled(self.model)
         self.calibrations: dict[tuple[str | None, bool], tuple[Calibration, dict[str, Any]]] = {}
         self._identity: str | None = None
         self.ablate_as(self.condition, self.ranking)
+
+    def _check_processes(self) -> None:
+        """Raises LocosError where every process would run every request, as HFLM does on CPUs."""
+        started = int(os.environ.get("WORLD_SIZE", "1"))
+        if started > 1 and self.world_size == 1 and self.architecture.ranks == 1:
+            raise LocosError(
+                f"{started} processes were started, and without as many GPUs the harness would "
+                "have each of them run every request. Start one process (no torchrun or accelerate "
+                "launch), or one for each of several GPUs."
+            )
 
     def ablate_as(self, condition: Condition, ranking: HeadRanking | None) -> None:
         """Changes the default condition and the ranking. Means that were measured are kept.
@@ -275,9 +288,9 @@ class LocosAblatedLM(HFLM):
                 "average": self.average,
                 "seed": self.seed,
             }
-            calibration = cached(
-                identity,
-                lambda: calibrate(
+
+            def measure() -> Calibration:
+                return calibrate(
                     self.model,
                     token_ids,
                     site=self.site,
@@ -286,8 +299,11 @@ class LocosAblatedLM(HFLM):
                     seed=self.seed,
                     architecture=self.architecture,
                     progress=self.rank == 0,
-                ),
-            )
+                )
+
+            # Ranks measure together: one that found a file would leave the others waiting.
+            alone = self.architecture.ranks == 1
+            calibration = cached(identity, measure) if alone else measure()
             source |= {
                 "prompts": calibration.num_prompts,
                 "tokens": calibration.num_tokens,
@@ -414,6 +430,12 @@ class LocosAblatedLM(HFLM):
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refuses a response cache that was written under another ablation, or none."""
         if (answers := cache_hook.dbdict) is not None:
+            if self.architecture.ranks > 1:
+                raise LocosError(
+                    f"--use_cache with tensor parallelism on {self.architecture.ranks} processes: "
+                    "they would share one file, and one that finds an answer there would leave the "
+                    "others waiting. Leave --use_cache out."
+                )
             identity = hashlib.sha256(self.cache_identity().encode()).hexdigest()
             found = answers.get(CACHE_KEY)
             if found != identity and len(answers):

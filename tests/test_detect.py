@@ -319,27 +319,6 @@ def test_killed_and_resumed(home, tmp_path):
     assert contents(out) == contents(tmp_path / "plain")
 
 
-def test_two_processes_give_the_same_as_one(home, tmp_path):
-    launcher = (
-        *(sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"),
-        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
-        *("--num_cpu_threads_per_process", "1", "--main_process_port", "0", "-m"),
-    )
-    environment = {**ENVIRONMENT, "ACCELERATE_USE_CPU": "true"}
-    outputs = []
-    for name, how in (("one", (sys.executable, "-m")), ("two", launcher)):
-        done = subprocess.run(
-            command(home, "--output", str(tmp_path / name), launcher=how),
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
-    assert outputs[1].count("7 of 10 trials passed") == 1
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

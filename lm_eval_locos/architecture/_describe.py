@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_locos.architecture._ranks import on_rank, ranks_of, styles_of
 from lm_eval_locos.architecture._structure import Architecture, AttentionLayer, HeadSlices, Kind
 from lm_eval_locos.architecture.families import (
     Family,
@@ -30,13 +31,31 @@ def base_model(model: nn.Module) -> nn.Module:
     return get() if callable(get) else model
 
 
-def describe(model: nn.Module) -> Architecture:
+def describe(model: nn.Module, *, tensor_parallel: bool = False) -> Architecture:
     """The attention of ``model``, a transformers causal language model or a PEFT wrapper of one.
 
+    Args:
+        model: the model.
+        tensor_parallel: whether the caller handles heads that lie on other ranks (ablation does).
+
     Raises:
-        ModelError: the family is not known, or its modules are not where they should be.
+        ModelError: the family is not known, its modules are not where they should be, or the
+            layers are split over processes in a way that the caller or this package cannot handle.
     """
-    model = base_model(model)
+    wrapped, model = model, base_model(model)
+    rank, ranks = ranks_of(model)
+    if ranks > 1 and not tensor_parallel:
+        raise ModelError(
+            f"the layers of this model are split over {ranks} processes (tensor parallelism). Its "
+            "heads can be ablated so, but not scored. For detection load it on one device, or on "
+            "several with device_map=auto."
+        )
+    if ranks > 1 and wrapped is not model:
+        raise ModelError(
+            f"this model has an adapter and its layers are split over {ranks} processes (tensor "
+            "parallelism), where an adapter's heads are not known. Merge the adapter into the "
+            "model first (merge_and_unload), or load it on one device."
+        )
     config = getattr(model, "config", None)
     if config is None:
         raise ModelError(
@@ -64,6 +83,12 @@ def describe(model: nn.Module) -> Architecture:
     layers = tuple(_layer(text, family, i, block) for i, block in enumerate(blocks))
     output = _outputs(text, layers)
     query, groups = _queries(text, family.layout, layers, output.size)
+    if ranks > 1:
+        styles = styles_of(model, layers)
+        query, output = (
+            on_rank(slices, groups, family.layout, style, rank, ranks)
+            for slices, style in zip((query, output), styles, strict=True)
+        )
     return Architecture(
         model_type=text.model_type,
         num_layers=len(layers),
@@ -79,6 +104,7 @@ def describe(model: nn.Module) -> Architecture:
         norm=norm,
         unembedding=model.get_output_embeddings(),
         through_interface=_calls_interface(layers[0].attention),
+        ranks=ranks,
     )
 
 

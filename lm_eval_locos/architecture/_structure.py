@@ -49,6 +49,11 @@ class HeadSlices:
             if start is not None
         }
 
+    @property
+    def complete(self) -> bool:
+        """Whether every head lies on this rank."""
+        return None not in self.starts
+
     def split(self, activation: Tensor) -> Tensor:
         """``(..., width)`` to ``(..., heads, size)``; heads of other ranks are zero."""
         split = activation.new_zeros(*activation.shape[:-1], len(self.starts), self.size)
@@ -101,7 +106,8 @@ class Architecture:
         unembedding: module from hidden states to logits.
         through_interface: whether the attention calls transformers' attention interface; if not,
             it calls torch's scaled_dot_product_attention itself.
-        ranks: over how many processes the heads are split.
+        ranks: over how many processes tensor parallelism splits the layers. What the slices say
+            is true of this process.
     """
 
     model_type: str

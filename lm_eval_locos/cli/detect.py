@@ -25,6 +25,7 @@ examples:
   locos detect --model Qwen/Qwen3-4B --data nolima --num-trials 200 --output rankings/qwen3
   locos detect --model MODEL --data probes.jsonl --methods locos wu --output out
   accelerate launch --num_processes 4 -m lm_eval_locos.cli detect --model MODEL --output out
+  torchrun --nproc-per-node 2 -m lm_eval_locos.cli detect ...    (the same on CPUs)
   lm_eval --model locos-ablated --model_args pretrained=MODEL,heads=out/locos.json ...
 
 A killed run goes on with --resume, with the same result. probes.jsonl has one object a line with

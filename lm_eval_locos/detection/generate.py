@@ -100,6 +100,8 @@ class Engine:
         self.stopping = Stopping(tokenizer, eos_tokens(model, tokenizer), max_new_tokens)
         self._make_cache = make_cache
         self._shared: tuple[tuple[int, ...], Cache] | None = None
+        if not {"locos", "dla"}.isdisjoint(self.methods):
+            self._unembedding()  # refused before anything is generated
 
     # -- planning --------------------------------------------------------------------------
 
@@ -181,7 +183,7 @@ class Engine:
         halves = [Batch(part, batch.shared) for part in (members[:half], members[half:])]
         return [result for part in halves for result in self.run(trials, part)]
 
-    @torch.inference_mode()
+    @torch.no_grad()  # inference mode breaks some 4 bit weights
     def _run(self, trials: Sequence[Trial], shared: tuple[int, ...]) -> list[TrialResult]:
         width = max(len(trial.ids) for trial in trials)
         fed = max(len(trial.ids) - reusable(trial.ids, shared) for trial in trials)
@@ -201,6 +203,8 @@ class Engine:
         lengths = [len(trial.ids) for trial in trials]
         width = max(lengths)
         device = base_model(self.model).get_input_embeddings().weight.device
+        if device.type == "meta":  # offloaded: accelerate moves the input to where it is needed
+            device = torch.device("cpu")
         ids = torch.zeros(len(trials), width, dtype=torch.long)
         padding = torch.tensor([width - length for length in lengths])
         for row, trial in enumerate(trials):

@@ -174,7 +174,8 @@ def direct_effect(projection: nn.Module, u: Tensor) -> Tensor:
         ModelError: a packed (quantised) projection through which no gradient flows.
     """
     weight = getattr(projection, "weight", None)
-    if type(projection) is nn.Linear and weight.is_floating_point() and not weight.is_meta:
+    # A quantiser may put a tensor of its own into an ordinary Linear.
+    if type(projection) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
         return u.to(weight.device) @ weight.float()
     # Adapters, packed or offloaded weights: the projection is linear, so that its gradient is
     # the transposed weight, whatever the form it is stored in.
@@ -182,10 +183,10 @@ def direct_effect(projection: nn.Module, u: Tensor) -> Tensor:
     size = getattr(projection, "in_features", None) or projection.nx
     with torch.inference_mode(False), torch.enable_grad():
         dtype = _compute_dtype(projection)
-        device = next(projection.parameters()).device
-        if device.type == "meta":
-            device = u.device
-        z = torch.zeros(len(u), size, dtype=dtype, device=device, requires_grad=True)
+        # Packed weights may be buffers; those that are offloaded come to where their input is.
+        weights = (*projection.parameters(), *projection.buffers())
+        held = next((tensor for tensor in weights if not tensor.is_meta), u)
+        z = torch.zeros(len(u), size, dtype=dtype, device=held.device, requires_grad=True)
         try:
             written = projection(z)
             gradient = u.clone().to(written)
@@ -199,10 +200,12 @@ def direct_effect(projection: nn.Module, u: Tensor) -> Tensor:
 
 
 def _compute_dtype(projection: nn.Module) -> torch.dtype:
-    for parameter in projection.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    return getattr(projection, "compute_dtype", None) or torch.float32
+    """Of the first floating weight, else what a quantised layer names, else of its scales."""
+    named = getattr(projection, "compute_dtype", None)
+    found = [parameter.dtype for parameter in projection.parameters()]
+    found += [named] if named is not None else []
+    found += [buffer.dtype for buffer in projection.buffers()]
+    return next((dtype for dtype in found if dtype.is_floating_point), torch.float32)
 
 
 def logit_contribution(z: Tensor, effect: Tensor) -> Tensor:
