@@ -18,7 +18,6 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -28,6 +27,7 @@ from tqdm import tqdm
 from lm_eval_locos.ablation import on_site
 from lm_eval_locos.architecture import Architecture, Head, Site, base_model, describe
 from lm_eval_locos.errors import DataError
+from lm_eval_locos.files import expanded
 
 Average = Literal["prompt", "token"]
 Mode = Literal["mean", "zero", "resample"]
@@ -200,8 +200,9 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     """
     name = os.fspath(path)
     try:
-        lines = Path(name).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # Not splitlines: it would also take U+2028 and others, which text may hold, for line ends.
+        lines = expanded(name).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:  # also bytes that are no UTF-8, a name with a NUL
         raise DataError(
             f"calibration={name}: cannot be read ({error}). Give a text file with one prompt a "
             "line, a JSONL file with a text field, or the name of a task family."
@@ -219,7 +220,7 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
 def _text(line: str, name: str, number: int) -> str:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"calibration={name}, line {number}: not JSON ({error}). Expected "
             '{"text": "..."} on every line.'

@@ -15,6 +15,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
@@ -28,18 +29,9 @@ from lm_eval_locos import __version__
 from lm_eval_locos.ablation import ablate, refuse_compiled
 from lm_eval_locos.architecture import SITES, Head, Site, check_heads, describe
 from lm_eval_locos.bundled import MINI, MINI_NAME, bundled_ranking, resolve, run_unnamed
-from lm_eval_locos.cache import cached, model_identity
-from lm_eval_locos.calibration import (
-    AVERAGES,
-    MAX_TOKENS,
-    MODES,
-    Average,
-    Calibration,
-    Mode,
-    calibrate,
-    constants,
-    read_prompts,
-)
+from lm_eval_locos.cache import model_identity
+from lm_eval_locos.calibration import AVERAGES, MODES, Average, Mode, constants
+from lm_eval_locos.calibrations import Calibrations
 from lm_eval_locos.conditions import REQUEST_KEY, Condition
 from lm_eval_locos.errors import (
     SKIPPED,
@@ -48,7 +40,7 @@ from lm_eval_locos.errors import (
     ModelError,
     install_excepthook,
 )
-from lm_eval_locos.families import FAMILIES, calibration_prompts
+from lm_eval_locos.families import FAMILIES
 from lm_eval_locos.ranking import HeadRanking
 from lm_eval_locos.settings import (
     Overlength,
@@ -129,10 +121,10 @@ class LocosAblatedLM(HFLM):
         check("mode", mode, MODES)
         check("average", average, AVERAGES)
         check("on_overlength", on_overlength, get_args(Overlength))
-        self.site, self.mode, self.average = site, mode, average
+        self.site, self.mode = site, mode
         self.on_overlength, self.seed = on_overlength, count("seed", seed)
-        self.calibration_source = str(calibration)
-        self.num_calibration = count("num_calibration", num_calibration, least=1)
+        num_calibration = count("num_calibration", num_calibration, least=1)
+        self.calibrations = Calibrations(self, str(calibration), num_calibration, average)
         self.ranking = ranking_of(
             heads,
             bundled_ranking(pretrained, kwargs.get("gguf_file")),
@@ -153,8 +145,6 @@ class LocosAblatedLM(HFLM):
         if isinstance(pretrained, str):
             self._check_processes()
         refuse_compiled(self.model)
-        self.calibrations: dict[tuple[str | None, bool], tuple[Calibration, dict[str, Any]]] = {}
-        self._identity: str | None = None
         self.ablate_as(self.condition, self.ranking)
 
     def _check_processes(self) -> None:
@@ -252,7 +242,7 @@ class LocosAblatedLM(HFLM):
             size = self.architecture.slices(self.site).size
             values = {head: torch.zeros(size) for head in heads}
         elif heads:
-            calibration, _ = self._calibration(setting.family, setting.templated)
+            calibration, _ = self.calibrations.get(setting.family, setting.templated)
             values = constants(calibration, heads, mode=self.mode, seed=self.seed)
         with ablate(self.model, values, site=self.site, architecture=self.architecture) as ablation:
             yield
@@ -268,72 +258,6 @@ class LocosAblatedLM(HFLM):
             check_heads(chosen, self.architecture.num_layers, self.architecture.num_heads)
             self.heads[condition] = chosen
         return self.heads[condition]
-
-    # -- calibration -----------------------------------------------------------------------
-
-    def _calibration(
-        self, family: str | None, templated: bool
-    ) -> tuple[Calibration, dict[str, Any]]:
-        """The calibration for a family's requests, and where it comes from."""
-        key = (family if self.calibration_source == "auto" else None, templated)
-        if key not in self.calibrations:
-            prompts, source = self._prompts(*key)
-            limit = min(MAX_TOKENS, self.max_length)
-            token_ids = [self.tok_encode(prompt)[:limit] for prompt in prompts]
-            token_hash = hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()
-            identity = {
-                "model": self._model_identity(),
-                "tokens": token_hash,
-                "site": self.site,
-                "average": self.average,
-                "seed": self.seed,
-            }
-
-            def measure() -> Calibration:
-                return calibrate(
-                    self.model,
-                    token_ids,
-                    site=self.site,
-                    average=self.average,
-                    batch_size=self.batch_size if isinstance(self.batch_size, int) else 1,
-                    seed=self.seed,
-                    architecture=self.architecture,
-                    progress=self.rank == 0,
-                )
-
-            # Ranks measure together: one that found a file would leave the others waiting.
-            alone = self.architecture.ranks == 1
-            calibration = cached(identity, measure) if alone else measure()
-            source |= {
-                "prompts": calibration.num_prompts,
-                "tokens": calibration.num_tokens,
-                "tokens_sha256": token_hash,
-                "means_sha256": calibration.sha256,
-            }
-            self.calibrations[key] = calibration, source
-        return self.calibrations[key]
-
-    def _prompts(self, family: str | None, templated: bool) -> tuple[list[str], dict[str, Any]]:
-        """Calibration prompts as the model sees them, and their provenance."""
-        wanted, source = self.num_calibration, self.calibration_source
-        if source != "auto" and source not in FAMILIES:
-            prompts = read_prompts(source)[:wanted]
-            if len(prompts) < wanted:
-                _log.warning("%s has %d prompts; %d were asked", source, len(prompts), wanted)
-            return prompts, {"file": source}
-        names = [source] if source != "auto" else [family] if family else list(FAMILIES)
-        turns: list[str] = []
-        parts = {}
-        for i, name in enumerate(names):
-            share = wanted // len(names) + (i < wanted % len(names))
-            if share:
-                found, parts[name] = calibration_prompts(
-                    name, tokenizer=self.tokenizer, count=share, seed=self.seed
-                )
-                turns += found
-        if templated:
-            turns = [self.apply_chat_template([{"role": "user", "content": t}]) for t in turns]
-        return turns, {"families": parts, "chat_template": templated}
 
     def _template_suffix(self) -> str:
         """What the chat template puts between a user turn and the answer; empty without one."""
@@ -376,10 +300,6 @@ class LocosAblatedLM(HFLM):
     def get_model_info(self) -> dict[str, Any]:
         """HFLM's, plus ``locos``: everything needed to repeat the ablation."""
         ranking = self.ranking
-        calibrations = {
-            family or ("all families" if self.calibration_source == "auto" else "given"): source
-            for (family, _), (_, source) in self.calibrations.items()
-        }
         return super().get_model_info() | {
             "locos": {
                 "version": __version__,
@@ -391,38 +311,32 @@ class LocosAblatedLM(HFLM):
                 "conditions": {str(c): [str(h) for h in heads] for c, heads in self.heads.items()},
                 "site": self.site,
                 "mode": self.mode,
-                "average": self.average,
+                "average": self.calibrations.average,
                 "seed": self.seed,
-                "calibration": calibrations,
+                "calibration": self.calibrations.provenance(),
                 "on_overlength": self.on_overlength,
                 "skipped": dict(self.skipped),
-                "model_identity": self._model_identity(),
+                "model_identity": self.identity,
                 "fingerprint": self.architecture.fingerprint,
             }
         }
 
-    def _model_identity(self) -> str:
-        if self._identity is None:
-            self._identity = model_identity(self.model)
-        return self._identity
+    @cached_property
+    def identity(self) -> str:
+        """A hash of the model's weights."""
+        return model_identity(self.model)
 
     def cache_identity(self) -> str:
         """What answers depend on besides the request: the identity of a ``--use_cache`` file."""
-        source = self.calibration_source
-        if source != "auto" and source not in FAMILIES:
-            text = "\n".join(read_prompts(source))
-            source = hashlib.sha256(text.encode()).hexdigest()
         return json.dumps(
             {
-                "model": self._model_identity(),
+                "model": self.identity,
                 "ranking": self.ranking and self.ranking.to_json(),
                 "condition": str(self.condition),
                 "site": self.site,
                 "mode": self.mode,
-                "average": self.average,
                 "seed": self.seed,
-                "calibration": source,
-                "num_calibration": self.num_calibration,
+                **self.calibrations.identity(),
             },
             sort_keys=True,
         )

@@ -197,3 +197,23 @@ def test_model_identity_sees_any_changed_tensor_and_nothing_else():
     assert identity != cache.model_identity(model)
     assert cache.model_identity(model) != cache.model_identity(model.bfloat16())
     assert describe(model).num_layers == 3
+
+
+def test_line_separators_in_text_and_a_mark_at_its_start_are_no_line_ends(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('\ufeff{"text": "one\u2028and on"}\n\n{"text": "two"}\r\n', encoding="utf-8")
+    assert read_prompts(path) == ["one\u2028and on", "two"]
+
+
+@pytest.mark.parametrize("name", ["~nobody-is-called-so/prompts.txt", "a\0b", "x" * 5000])
+def test_impossible_names_are_refused(name):
+    with pytest.raises(DataError, match=r"cannot be read.*Give a text file"):
+        read_prompts(name)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5000, "{", "\u0663"])
+def test_hostile_lines_are_refused(tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: "):
+        read_prompts(path)

@@ -60,7 +60,7 @@ def test_both_request_types_run_ablated(folder, site):
     total = lm.loglikelihood_rolling(rolling, disable_tqdm=True)
 
     heads = [Head(2, 3), Head(2, 2), Head(2, 1)]
-    expected = reference(folder, heads, site, lm._calibration(None, False)[0])
+    expected = reference(folder, heads, site, lm.calibrations.get(None, False)[0])
     assert texts == expected.generate_until(generate(*CONTEXTS), disable_tqdm=True)
     wanted = expected.loglikelihood(likely, disable_tqdm=True)
     assert [s[0] for s in scores] == pytest.approx([w[0] for w in wanted], abs=1e-4)
@@ -78,7 +78,7 @@ def test_no_heads_is_the_plain_model_and_needs_no_ranking(folder):
     assert lm.generate_until(asked, True) == plain.generate_until(asked, True)
     batch = torch.tensor([[5, 6, 7]])
     assert torch.equal(lm._model_call(batch), plain._model_call(batch))
-    assert not lm.calibrations  # nothing was measured for nothing
+    assert not lm.calibrations.measured  # nothing was measured for nothing
 
 
 def test_requests_name_their_own_condition(folder):
@@ -104,7 +104,7 @@ def test_automatic_batch_size_disturbs_neither_means_nor_hooks(folder):
     fixed, auto = load(folder), load(folder, batch_size="auto", max_batch_size=4)
     asked = generate(*CONTEXTS)
     assert auto.generate_until(asked, True) == fixed.generate_until(asked, True)
-    means = [lm._calibration(None, False)[0].sha256 for lm in (fixed, auto)]
+    means = [lm.calibrations.get(None, False)[0].sha256 for lm in (fixed, auto)]
     assert means[0] == means[1]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in auto.model.modules())
 
@@ -127,31 +127,31 @@ def test_families_are_calibrated_apart_and_with_the_template(folder):
     lm.generate_until(generate("w1 w5 w6 w2 w3 ", doc=doc), True)
     lm.generate_until(generate("w5 w6", doc={"family": "musique"}), True)
     lm.generate_until(generate("w5 w6", doc={"text": "hellaswag"}), True)
-    assert set(lm.calibrations) == {
+    assert set(lm.calibrations.measured) == {
         ("parametric", False),
         ("parametric", True),
         ("musique", False),
         (None, False),
     }
-    everything = lm.calibrations[None, False][1]
+    everything = lm.calibrations.measured[None, False][1]
     assert set(everything["families"]) == set(model_module.FAMILIES)
     assert everything["prompts"] == 5
-    hashes = {source["means_sha256"] for _, source in lm.calibrations.values()}
+    hashes = {source["means_sha256"] for _, source in lm.calibrations.measured.values()}
     assert len(hashes) == 4
 
 
 def test_calibration_by_a_family_serves_every_task(folder):
     lm = load(folder, calibration="arithmetic", num_calibration=4)
     lm.generate_until(generate("w5", doc={"family": "musique"}), True)
-    assert list(lm.calibrations) == [(None, False)]
-    assert set(lm.calibrations[None, False][1]["families"]) == {"arithmetic"}
+    assert list(lm.calibrations.measured) == [(None, False)]
+    assert set(lm.calibrations.measured[None, False][1]["families"]) == {"arithmetic"}
 
 
 def test_fewer_prompts_than_asked_is_said(folder, caplog):
     lm = load(folder, num_calibration=50)
     lm.generate_until(generate("w5"), True)
     assert "has 10 prompts; 50 were asked" in caplog.text
-    assert lm.calibrations[None, False][1]["prompts"] == 10
+    assert lm.calibrations.measured[None, False][1]["prompts"] == 10
 
 
 def test_provenance(folder):
@@ -302,4 +302,7 @@ def test_adapter(folder):
     plain = load(folder)
     pair = [Instance("loglikelihood", {}, ("w5 w6", " w7"), 0, metadata=("t", 0, 1))]
     assert adapted.loglikelihood(pair, True) != plain.loglikelihood(pair, True)
-    assert adapted._calibration(None, False)[0].sha256 != plain._calibration(None, False)[0].sha256
+    assert (
+        adapted.calibrations.get(None, False)[0].sha256
+        != plain.calibrations.get(None, False)[0].sha256
+    )

@@ -150,7 +150,8 @@ def test_adapter_in_the_harness_equals_the_merged_model(folder, site):
     assert got == pytest.approx(expected.loglikelihood(LIKELY, True)[0][0], abs=1e-4)
     assert got != pytest.approx(harness(folder, site=site).loglikelihood(LIKELY, True)[0][0])
     torch.testing.assert_close(
-        adapted._calibration(None, False)[0].means, expected._calibration(None, False)[0].means
+        adapted.calibrations.get(None, False)[0].means,
+        expected.calibrations.get(None, False)[0].means,
     )
 
 
