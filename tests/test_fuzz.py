@@ -672,7 +672,9 @@ def test_rows_of_other_types(local, name, changes, said):
     path = local / f"{name}.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(json.dumps(line) for line in (row, row | changes)))
-    with pytest.raises(DataError, match=re.escape(said)):
+    # Early releases of datasets refuse a column of two types themselves.
+    said = rf"{re.escape(said)}|cannot load .*Column\(/\w+\) changed from .*Expected rows with"
+    with pytest.raises(DataError, match=said):
         load()
 
 
