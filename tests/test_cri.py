@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from slow_reference import generate
-from tiny import random_ids, tiny_model
+from tiny import FAMILIES, HEADS, SCORED, attention_of, random_ids, tiny_model
 
 from lm_eval_locos.architecture import describe
 from lm_eval_locos.detection.batches import Trial
@@ -15,23 +15,29 @@ from lm_eval_locos.errors import DataError
 FILLER = [70, 71, 72, 73]
 
 
-@pytest.fixture(params=["llama", "qwen3", "gemma3_text"])
-def made(request):
+@pytest.fixture(params=SCORED)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def made(family):
     """(eager model, sdpa model, trial, generated tokens)"""
-    eager = tiny_model(request.param, attn="eager")
+    eager = tiny_model(family, attn="eager")
     prompt = random_ids(30, seed=6)[0]
-    generated, _ = generate(eager, prompt, {2, 4}, 4)
-    return eager, tiny_model(request.param), Trial(tuple(prompt), (20, 24), "w1"), generated
+    generated, _ = generate(eager, prompt, set(), 4)
+    return eager, tiny_model(family), Trial(tuple(prompt), (20, 24), "w1"), generated
 
 
-def slow_gain(model, trial, generated, steps, layer, head):
+def slow_gain(model, family, trial, generated, steps, layer, head):
     """Whole sequences, no cache: head outputs are replaced by wrapping o_proj's forward."""
     prompt = list(trial.ids)
     s, e = trial.needle
     clean, corrupted = prompt + generated, prompt[:s] + FILLER + prompt[e:] + generated
-    projection = model.model.layers[layer].self_attn.o_proj
+    projection = getattr(attention_of(model, family, layer), FAMILIES[family].output)
     plain = projection.forward
-    size = projection.in_features // model.config.num_attention_heads
+    weight = projection.weight if hasattr(projection, "nf") else projection.weight.T
+    size = len(weight) // HEADS
     seen = []
 
     def log_p(ids):
@@ -63,13 +69,16 @@ def slow_gain(model, trial, generated, steps, layer, head):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_cri_equals_one_pass_a_head(made, batch_size):
+def test_cri_equals_one_pass_a_head(made, family, batch_size):
     eager, model, trial, generated = made
     steps = [1, 2]
     got = cri(model, trial, generated, steps, filler=FILLER, batch_size=batch_size)
     expected = torch.tensor(
         [
-            [slow_gain(eager, trial, generated[:3], steps, layer, head) for head in range(4)]
+            [
+                slow_gain(eager, family, trial, generated[:3], steps, layer, head)
+                for head in range(HEADS)
+            ]
             for layer in range(3)
         ],
         dtype=torch.float64,
@@ -95,8 +104,9 @@ def test_number_of_passes_and_hooks(made):
     fed = [shape[0] for shape in rows if shape[1] > 0]
     prefills = 0 if any(layer.window for layer in describe(model).layers) else 1
     assert sum(fed) == 12 + 2 + prefills
-    modules = (module for layer in model.model.layers for module in layer.modules())
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in modules)
+    layers = describe(model).decoder.modules()
+    embeddings = model.get_input_embeddings()  # which has the hook of this test
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in layers if m is not embeddings)
 
 
 def test_needle_at_the_very_start():
