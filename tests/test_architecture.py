@@ -13,6 +13,7 @@ from torch import nn
 from lm_eval_locos.architecture import (
     Family,
     HeadSlices,
+    _ranks,
     describe,
     families,
     known_model_types,
@@ -127,6 +128,14 @@ def test_packed_projections_have_no_features():
     model.model.layers[1].self_attn.q_proj = packed
     with pytest.raises(ModelError, match=r"have \[32, None\] features.*packed projections"):
         describe(model)
+
+
+def test_split_layers_are_refused_where_nobody_handles_them():
+    with pytest.raises(ModelError, match=r"split over 2 processes.*ablated so, but not scored"):
+        _ranks.check_split(2, handled=False, adapted=False)
+    with pytest.raises(ModelError, match=r"adapter.*split over 2 processes.*merge_and_unload"):
+        _ranks.check_split(2, handled=True, adapted=True)
+    _ranks.check_split(2, handled=True, adapted=False)
 
 
 def test_layers_without_attention_are_refused():

@@ -140,7 +140,7 @@ def test_sliding_layers_fall_back_and_say_so(family, tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         batches = engine.plan(trials, batch_size=2)
     assert all(batch.shared == () for batch in batches)
-    assert "sliding-window layer keeps its last 12 tokens" in caplog.text
+    assert "layer with a window keeps its last 12 tokens" in caplog.text
     short = [Trial(trial.ids[:12], (2, 4), "w1") for trial in trials]
     assert engine.cannot_share(short) is None  # nothing leaves a window of 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lm_eval_locos.architecture._ranks import on_rank, ranks_of, styles_of
+from lm_eval_locos.architecture._ranks import check_split, on_rank, ranks_of, styles_of
 from lm_eval_locos.architecture._structure import Architecture, AttentionLayer, HeadSlices, Kind
 from lm_eval_locos.architecture.families import (
     Family,
@@ -44,18 +44,8 @@ def describe(model: nn.Module, *, tensor_parallel: bool = False) -> Architecture
     """
     wrapped, model = model, base_model(model)
     rank, ranks = ranks_of(model)
-    if ranks > 1 and not tensor_parallel:
-        raise ModelError(
-            f"the layers of this model are split over {ranks} processes (tensor parallelism). Its "
-            "heads can be ablated so, but not scored. For detection load it on one device, or on "
-            "several with device_map=auto."
-        )
-    if ranks > 1 and wrapped is not model:
-        raise ModelError(
-            f"this model has an adapter and its layers are split over {ranks} processes (tensor "
-            "parallelism), where an adapter's heads are not known. Merge the adapter into the "
-            "model first (merge_and_unload), or load it on one device."
-        )
+    if ranks > 1:
+        check_split(ranks, handled=tensor_parallel, adapted=wrapped is not model)
     config = getattr(model, "config", None)
     if config is None:
         raise ModelError(

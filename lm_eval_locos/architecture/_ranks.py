@@ -40,6 +40,22 @@ def ranks_of(model: nn.Module) -> tuple[int, int]:
     return distributed.get_rank(), ranks
 
 
+def check_split(ranks: int, *, handled: bool, adapted: bool) -> None:
+    """Raises ModelError where split layers cannot be handled: by the caller, or with an adapter."""
+    if not handled:
+        raise ModelError(
+            f"the layers of this model are split over {ranks} processes (tensor parallelism). Its "
+            "heads can be ablated so, but not scored. For detection load it on one device, or on "
+            "several with device_map=auto."
+        )
+    if adapted:
+        raise ModelError(
+            f"this model has an adapter and its layers are split over {ranks} processes (tensor "
+            "parallelism), where an adapter's heads are not known. Merge the adapter into the "
+            "model first (merge_and_unload), or load it on one device."
+        )
+
+
 def styles_of(
     model: nn.Module, layers: tuple[AttentionLayer, ...]
 ) -> tuple[str | None, str | None]:

@@ -39,7 +39,7 @@ def why_not(architecture: Architecture, longest: int) -> str | None:
     if not windows or min(windows) >= longest:
         return None
     return (
-        f"the cache of a sliding-window layer keeps its last {min(windows)} tokens only, and "
+        f"the cache of a layer with a window keeps its last {min(windows)} tokens only, and "
         f"prompts have up to {longest}"
     )
 
