@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from lm_eval_locos.detection import scores
 from lm_eval_locos.detection.batches import Batch, Trial
-from lm_eval_locos.detection.capture import LayerCapture
+from lm_eval_locos.detection.captured import LayerCapture
 from lm_eval_locos.detection.generate import Engine
 from lm_eval_locos.detection.prefix import forward
 

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps a text of one line, such as a description, and leaves others, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def whole(least: int = 0) -> Callable[[str], int]:

@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
         description="Judges numbers of results files by thresholds, on the end of the interval "
         "and not on the value alone.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=shared.Formatter,
     )
     shared.add_runs(check)
     check.add_argument(

@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         help="two runs of the harness, document by document",
         description="Compares two runs on the same documents, task by task.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=shared.Formatter,
     )
     compare.add_argument("a", metavar="A", help="a results file, or a folder with one run")
     compare.add_argument("b", metavar="B", help="another")

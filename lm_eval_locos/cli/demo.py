@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from lm_eval_locos.cli.arguments import Formatter
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,7 +35,7 @@ def add_parser(commands: Any) -> None:
         "its retrieval heads ablated, and with random heads ablated; prints the comparison and "
         "writes the report and its figures.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument(
         "--output", default="locos-demo", metavar="DIR", help="folder (default: %(default)s)"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval_locos.cli import loading
+from lm_eval_locos.cli.arguments import Formatter
 
 EPILOG = """\
 methods:
@@ -41,7 +42,7 @@ def add_parser(commands: Any) -> None:
         description="Scores every head of a model in one pass of ordinary generation over probe "
         "prompts, and writes a ranking (JSON) for every method with a card.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     loading.add_arguments(parser)
     probes = parser.add_argument_group("probes")

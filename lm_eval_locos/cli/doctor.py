@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.cli import loading
+from lm_eval_locos.cli.arguments import Formatter
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -62,7 +63,7 @@ def add_parser(commands: Any) -> None:
         "matrices give. For models of a type that is not listed, and for any model before a long "
         "run.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     loading.add_arguments(parser)
     parser.add_argument("--json", metavar="FILE", help="write description and checks to FILE too")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.cli import tables
-from lm_eval_locos.cli.arguments import whole
+from lm_eval_locos.cli.arguments import Formatter, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,14 +57,13 @@ def add_parser(commands: Any) -> None:
         "hf://datasets/OWNER/REPO[@REVISION]/PATH.json.",
     )
     actions = heads.add_subparsers(required=True, metavar="ACTION")
-    raw = argparse.RawDescriptionHelpFormatter
 
     show = actions.add_parser(
         "show",
         help="the top heads with intervals and stability",
         description="Lists the top heads of a ranking, with intervals and how stable the top is.",
         epilog=_SHOW,
-        formatter_class=raw,
+        formatter_class=Formatter,
     )
     show.add_argument("file", metavar="FILE", help="a ranking: a path or hf://...")
     show.add_argument(
@@ -85,7 +84,7 @@ def add_parser(commands: Any) -> None:
         help="what two rankings of one model have in common",
         description="Compares two rankings of the same model's heads.",
         epilog=_COMPARE,
-        formatter_class=raw,
+        formatter_class=Formatter,
     )
     compare.add_argument("a", metavar="A", help="a ranking: a path or hf://...")
     compare.add_argument("b", metavar="B", help="another")

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         description="Compares runs of the harness with heads ablated to runs without, and shows "
         "scores, drops and specificity.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=shared.Formatter,
     )
     shared.add_runs(report)
     report.add_argument(

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from lm_eval_locos.cli.arguments import Formatter
+
 EPILOG = """\
 controls:
   random:N        N draws of k heads without the top k
@@ -30,7 +32,7 @@ def add_parser(commands: Any) -> None:
         description="Loads a model once, runs the baseline once, and then every ranking, k and "
         "control; each run is a results file of the harness's own.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument("--model", required=True, metavar="ID", help="hub id or folder")
     parser.add_argument(

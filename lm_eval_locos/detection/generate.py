@@ -27,7 +27,8 @@ from transformers import Cache, PreTrainedTokenizerBase
 from lm_eval_locos.architecture import Architecture, base_model, describe
 from lm_eval_locos.detection import prefix, scores
 from lm_eval_locos.detection.batches import Batch, Trial, plan, reusable
-from lm_eval_locos.detection.capture import Capture, capturing
+from lm_eval_locos.detection.capture import capturing
+from lm_eval_locos.detection.captured import Capture
 from lm_eval_locos.detection.reader import Reader
 from lm_eval_locos.detection.steps import (
     MAX_NEW_TOKENS,

@@ -17,7 +17,7 @@ from torch import Tensor
 from lm_eval_locos.architecture import Kind
 from lm_eval_locos.detection import scores
 from lm_eval_locos.detection.batches import Trial
-from lm_eval_locos.detection.capture import LayerCapture
+from lm_eval_locos.detection.captured import LayerCapture
 from lm_eval_locos.detection.steps import Generation
 
 _CHUNK = 2**23  # logits held at a time: 32 MiB

@@ -13,7 +13,7 @@ from torch import Tensor
 from lm_eval_locos.architecture import Architecture, AttentionLayer, Head
 from lm_eval_locos.detection import scores as engine
 from lm_eval_locos.detection.batches import Trial
-from lm_eval_locos.detection.capture import LayerCapture
+from lm_eval_locos.detection.captured import LayerCapture
 from lm_eval_locos.detection.reader import Reader
 from lm_eval_locos.detection.steps import Generation, Stopping
 from lm_eval_locos.doctor.reference import explicit_scores, output_weight, visible

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from lm_eval_locos.ablation import ablate, on_site
 from lm_eval_locos.architecture import SITES, Architecture, Head, Site, base_model
 from lm_eval_locos.detection import prefix
-from lm_eval_locos.detection.capture import Capture, capturing
+from lm_eval_locos.detection.capture import capturing
+from lm_eval_locos.detection.captured import Capture
 from lm_eval_locos.detection.scores import ANCHOR_ROWS, visible_columns
 from lm_eval_locos.doctor.reference import EagerLayer, eager_layers
 
