@@ -98,13 +98,19 @@ def on_site(
     width = architecture.slices(site).width
 
     def checked(activations: Tensor) -> Tensor | None:
+        whole = activations
+        if hasattr(whole, "to_local"):  # early releases split layers by DTensors
+            activations = whole.to_local()
         if activations.shape[-1] != width:
             raise ModelError(
                 f"layer {layer} has {activations.shape[-1]} features at site={site}, not {width}. "
                 "Are its layers split over processes in a way that is not known here? Load the "
                 "model on one device."
             )
-        return function(activations)
+        changed = function(activations)
+        if changed is None or whole is activations:
+            return changed
+        return type(whole).from_local(changed, whole.device_mesh, whole.placements)
 
     if site == "query":
 

@@ -71,19 +71,28 @@ def main(folder: Path) -> None:
     for path in sorted(folder.glob("model-*")):
         name = path.name.removeprefix("model-")
         model = AutoModelForCausalLM.from_pretrained(path, tp_plan="auto").eval()
-        try:
-            architecture = describe(model, tensor_parallel=True)
-            facts[name] = {
-                "ranks": architecture.ranks,
-                **{site: list(architecture.slices(site).here) for site in SITES},
-            }
-            tensors |= measured(model, name)
-        except ModelError as error:
-            facts[name] = {"error": str(error)}
+        facts[name] = of = {}
         try:
             describe(model)
         except ModelError as error:
-            facts[name]["scoring"] = str(error)
+            of["scoring"] = str(error)
+        try:
+            architecture = describe(model, tensor_parallel=True)
+        except ModelError as error:
+            of["error"] = str(error)
+            continue
+        of["ranks"] = architecture.ranks
+        of |= {site: list(architecture.slices(site).here) for site in SITES}
+        try:
+            with torch.no_grad():
+                model(**BATCH)  # by itself: nothing of ours is in it
+        except (AttributeError, RuntimeError) as error:
+            of["broken"] = f"transformers cannot split {name}: {error}"
+            continue
+        try:
+            tensors |= measured(model, name)
+        except ModelError as error:
+            of["refused"] = str(error)
     rank = distributed.get_rank()
     facts["harness"] = evaluated(folder, tp_plan="auto")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"{rank}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from split_over_ranks import BATCH, HEADS, PROMPTS, SITES, evaluated
-from tiny import folded, tiny_model
+from tiny import EARLY, folded, tiny_model
 from torch import nn
 
 from lm_eval_locos.architecture import HeadSlices, describe
@@ -79,6 +79,9 @@ def ranks(run):
 @pytest.mark.parametrize("family", SECOND)
 @pytest.mark.parametrize("site", SITES)
 def test_two_ranks_equal_one_process(ranks, family, site):
+    of = ranks[0][1][family]
+    if EARLY and (reason := of.get("broken") or of.get("refused")):
+        pytest.skip(f"early release of transformers: {reason}")
     model = model_of(family)
     calibration = calibrate(model, PROMPTS, site=site, batch_size=2, progress=False)
     real = BATCH["attention_mask"].bool()

@@ -19,7 +19,7 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from lm_eval.api.instance import Instance
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
-from tiny import folded, padded, random_ids, tiny_model
+from tiny import EARLY, folded, padded, random_ids, tiny_model
 from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache, StaticCache
 from transformers.utils import is_optimum_quanto_available
 
@@ -228,6 +228,7 @@ def test_an_offloaded_unembedding_is_refused_for_what_needs_it(tokenizer):
             assert torch.equal(got.scores[method], wanted.scores[method]), method
 
 
+@pytest.mark.skipif(EARLY, reason="early releases of transformers read masks on meta")
 @pytest.mark.parametrize("site", SITES)
 def test_parallelize_in_the_harness(folder, site):
     spread, plain = (harness(folder, site=site, parallelize=p) for p in (True, False))

@@ -13,9 +13,13 @@ from functools import reduce
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+EARLY = Version(transformers.__version__) < Version("5.24")
+"""Releases in which some ways to run fail by themselves."""
 VOCABULARY = 97
 HEADS = 4
 _COMMON = {

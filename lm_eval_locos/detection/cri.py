@@ -156,8 +156,14 @@ class _Patching:
             cache = prefix.continued(self.model, self._prefix, [len(ids)] * copies, self.past)
         device = base_model(self.model).get_input_embeddings().weight.device
         fed = torch.tensor([ids[self.past :]], device=device).expand(copies, -1)
+        # Early releases of some families need a mask to know how much is in the cache.
+        mask = torch.ones(copies, len(ids), dtype=torch.long, device=device)
         logits = prefix.forward(
-            self.model, cache, input_ids=fed, logits_to_keep=len(self.answer)
+            self.model,
+            cache,
+            input_ids=fed,
+            attention_mask=mask,
+            logits_to_keep=len(self.answer),
         ).logits
         tokens = torch.tensor(self.answer, device=logits.device)
         chosen = logits.float().log_softmax(-1).gather(-1, tokens.expand(copies, -1)[..., None])

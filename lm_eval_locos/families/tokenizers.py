@@ -42,6 +42,9 @@ def ruler_for(arguments: Mapping[str, Any]) -> Ruler:
     return _loaded(name, options, explicit=tokenizer is not None)
 
 
+_SMALLEST = 32  # tokens; bytes alone are 256
+
+
 @functools.cache
 def _loaded(name: str | None, options: tuple[tuple[str, Any], ...], *, explicit: bool) -> Ruler:
     reason = "no tokenizer or pretrained in the model arguments"
@@ -49,7 +52,11 @@ def _loaded(name: str | None, options: tuple[tuple[str, Any], ...], *, explicit:
         from transformers import AutoTokenizer
 
         try:
-            return tokenizer_ruler(AutoTokenizer.from_pretrained(name, **dict(options)))
+            found = AutoTokenizer.from_pretrained(name, **dict(options))
+            # Early releases of transformers make one of nothing but special tokens of a config.
+            if len(found) < _SMALLEST:
+                raise ValueError(f"its tokenizer has {len(found)} tokens")
+            return tokenizer_ruler(found)
         except Exception as error:  # whatever it is, the model itself will fail or is no HF model
             reason = f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
             if explicit:
