@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
-from tiny import folded, tiny_model
+from tiny import FAMILIES, folded, tiny_model
 
 from lm_eval_locos import model as model_module
 from lm_eval_locos.architecture import Head
@@ -41,17 +42,24 @@ def generate(*contexts, doc=None, **kwargs):
 CONTEXTS = ("w5 w6 w7 w8", "w9", "w11 w12 w13 w14 w15 w16 w17", "w20 w21")
 
 
-def reference(folder, heads, site, calibration):
+def reference(folder, heads, site, calibration, family="llama", **own):
     """HFLM over a model whose heads are ablated in the weights."""
     values = {head: calibration.means[head.layer, head.head] for head in heads}
-    plain = HFLM(pretrained=str(folder / "model"), device="cpu", batch_size=1)
-    plain._model = folded(plain.model, values, site)
+    plain = HFLM(pretrained=str(folder / "model"), device="cpu", batch_size=1, **own)
+    plain._model = folded(plain.model, values, site, family)
     return plain
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("site", ["query", "output"])
-def test_both_request_types_run_ablated(folder, site):
-    lm = load(folder, site=site)
+def test_both_request_types_run_ablated(folder, tokenizer, family, site):
+    if family != "llama":
+        shutil.rmtree(folder / "model")
+        tiny_model(family).save_pretrained(folder / "model")
+    # Apart from the model: AutoTokenizer has its own idea of a Qwen2 model's tokenizer.
+    tokenizer.save_pretrained(folder / "tokenizer")
+    own = {"tokenizer": str(folder / "tokenizer")}
+    lm = load(folder, site=site, **own)
     pairs = [("w5 w6", " w7"), ("w8 w9 w10", " w11 w12")]
     likely = [Instance("loglikelihood", {}, pair, 0, metadata=("t", 0, 1)) for pair in pairs]
     texts = lm.generate_until(generate(*CONTEXTS), disable_tqdm=True)
@@ -60,12 +68,12 @@ def test_both_request_types_run_ablated(folder, site):
     total = lm.loglikelihood_rolling(rolling, disable_tqdm=True)
 
     heads = [Head(2, 3), Head(2, 2), Head(2, 1)]
-    expected = reference(folder, heads, site, lm.calibrations.get(None, False)[0])
+    expected = reference(folder, heads, site, lm.calibrations.get(None, False)[0], family, **own)
     assert texts == expected.generate_until(generate(*CONTEXTS), disable_tqdm=True)
     wanted = expected.loglikelihood(likely, disable_tqdm=True)
     assert [s[0] for s in scores] == pytest.approx([w[0] for w in wanted], abs=1e-4)
     assert total == pytest.approx(expected.loglikelihood_rolling(rolling, True), abs=1e-4)
-    plain = HFLM(pretrained=str(folder / "model"), device="cpu")
+    plain = HFLM(pretrained=str(folder / "model"), device="cpu", **own)
     assert [s[0] for s in scores] != pytest.approx(
         [w[0] for w in plain.loglikelihood(likely, disable_tqdm=True)], abs=1e-4
     )
