@@ -263,6 +263,7 @@ class Engine:
 
     # -- scoring ---------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def _results(
         self,
         trials: Sequence[Trial],

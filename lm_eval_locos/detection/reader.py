@@ -83,6 +83,7 @@ class Reader:
     row: int
     width: int
     _facts: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _counts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _views: dict[tuple[Kind, int | None], _View] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,7 +155,7 @@ class Reader:
                 scaling=kept.scaling,
                 softcap=kept.softcap,
             )
-            weighed = logits[:, [row - i for row in self._weighed if i <= row < i + size]]
+            weighed = logits[:, _places([row - i for row in self._weighed if i <= row < i + size])]
             found = scores.needle_weights(weighed, view.needle, kept.sinks)
             weights.append(found[0])
             totals.append(found[1])
@@ -165,20 +166,16 @@ class Reader:
                 )
         on_needle = torch.cat(weights, 1)
         self._keep(mass=on_needle.sum(-1).T, total=torch.cat(totals, 1).T)
-        heads = on_needle.shape[0]
-        visible, seen = (
-            count[self._weighed].expand(-1, heads) for count in (view.visible, view.keys)
-        )
-        self._keep(visible=visible, keys=seen)
+        self._counts.append((view.visible, view.keys))
         if tops:
             best, overlap = (torch.cat(part, 1).T for part in zip(*tops, strict=True))
             self._keep(best=torch.where(best >= 0, best + view.cut, -1), overlap=overlap)
         if effect is not None:
-            z = outputs[self.row, :, [shift + row for row in self._answer]].transpose(0, 1)
-            answer = on_needle[:, self._among(self._answer)]
+            z = outputs[self.row, :, _places([shift + row for row in self._answer])]
+            answer = on_needle[:, _places(self._among(self._answer))]
             written = scores.weighted_values(answer, values[:, slice(*view.needle)])
             self._keep(
-                all=scores.logit_contribution(z, effect),
+                all=scores.logit_contribution(z.transpose(0, 1), effect),
                 needle=scores.logit_contribution(written.transpose(0, 1), effect),
             )
 
@@ -202,6 +199,9 @@ class Reader:
         """Per method the (layers, heads) tensor, after all layers were read."""
         layers = len(self._facts["mass"])
         facts = {name: torch.cat(parts, 1) for name, parts in self._facts.items()}
+        heads = facts["mass"].shape[1] // layers
+        for name, parts in zip(("visible", "keys"), zip(*self._counts, strict=True), strict=True):
+            facts[name] = torch.cat(parts, 1)[self._weighed].repeat_interleave(heads, 1)
         return {name: self._score(name, facts).view(layers, -1) for name in self.methods}
 
     def _score(self, method: str, facts: dict[str, Tensor]) -> Tensor:
@@ -227,3 +227,10 @@ class Reader:
         rows = self._among(self._content)
         mean = mass[rows] / facts["visible"][rows].clamp(min=1)
         return scores.contrastive(mean, is_answer)
+
+
+def _places(rows: Sequence[int]) -> slice | list[int]:
+    """An index of these rows: a slice, which copies nothing, where they are neighbours."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return list(rows)

@@ -108,11 +108,10 @@ def needle_weights(
         needle: [start, end) in the C columns.
         sinks: (H,), or None.
     """
-    top = logits.amax(-1, keepdim=True)
-    keys = (logits - top).exp_().sum(-1, keepdim=True)
-    all_ = keys if sinks is None else keys + (sinks.float()[:, None, None] - top).exp()
-    weights = (logits[..., slice(*needle)] - top).exp() / all_
-    return weights, (keys / all_)[..., 0]
+    keys = logits.logsumexp(-1, keepdim=True)
+    all_ = keys if sinks is None else torch.logaddexp(keys, sinks.float()[:, None, None])
+    weights = (logits[..., slice(*needle)] - all_).exp_()
+    return weights, (keys - all_).exp_()[..., 0]
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
