@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lm_eval_locos.ablation import on_site
-from lm_eval_locos.architecture import Architecture, Head, Site, base_model, describe
+from lm_eval_locos.architecture import Architecture, Head, Site, describe, input_device
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.files import expanded
 
@@ -108,9 +108,7 @@ def calibrate(
     ]
 
     by_length = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
-    device = base_model(model).get_input_embeddings().weight.device
-    if device.type == "meta":  # offloaded: accelerate moves the input to where it is needed
-        device = torch.device("cpu")
+    device = input_device(model)
     with tqdm(total=len(token_ids), desc="Calibrating", disable=not progress) as bar:
         for start in range(0, len(by_length), batch_size):
             rows = by_length[start : start + batch_size]

@@ -19,7 +19,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lm_eval_locos import doctor
-from lm_eval_locos.architecture import Family, describe, families, register_family
+from lm_eval_locos.architecture import (
+    Family,
+    attention_implementation,
+    describe,
+    families,
+    register_family,
+)
 from lm_eval_locos.cli import main
 from lm_eval_locos.doctor import CHECKS, diagnose, facts, reference, scoring
 from lm_eval_locos.doctor import subject as subjects
@@ -374,7 +380,7 @@ def test_an_error_in_a_check_fails_it_alone(monkeypatch, tokenizer):
 def test_eager_attention_is_undone_after_an_error():
     model = tiny_model("gemma3")
     before = implementations(model)
-    with reference.eager(describe(model)):
+    with attention_implementation(describe(model), "eager"):
         assert "eager" in implementations(model)
     assert implementations(model) == before
     with pytest.raises(IndexError):  # a token that is not in the vocabulary

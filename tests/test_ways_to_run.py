@@ -26,7 +26,7 @@ from transformers.utils import is_optimum_quanto_available
 from lm_eval_locos.ablation import ablate
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.calibration import calibrate
-from lm_eval_locos.detection import scores
+from lm_eval_locos.detection import prefix, scores
 from lm_eval_locos.detection.batches import Batch, Trial
 from lm_eval_locos.detection.generate import Engine
 from lm_eval_locos.errors import ModelError
@@ -213,6 +213,17 @@ def test_offloaded_layers_are_scored_all_the_same(tmp_path, tokenizer):
     trials = passing(plain, tokenizer)
     assert_same_scores(scored(model, tokenizer, trials), scored(plain, tokenizer, trials))
     assert model.model.layers[1].self_attn.o_proj.weight.is_meta  # it is not kept
+
+
+def test_a_shared_prefix_of_an_offloaded_model():
+    ids = random_ids(20)[0]
+    with torch.no_grad():
+        caches = [
+            prefix.prefill(m, ids) for m in (OFFLOADED["to the cpu"](None), tiny_model("llama"))
+        ]
+    for got, wanted in zip(*(cache.layers for cache in caches), strict=True):
+        assert torch.equal(got.keys, wanted.keys)
+        assert torch.equal(got.values, wanted.values)
 
 
 def test_an_offloaded_unembedding_is_refused_for_what_needs_it(tokenizer):

@@ -10,7 +10,13 @@
 describes another one.
 """
 
-from lm_eval_locos.architecture._describe import base_model, describe
+from lm_eval_locos.architecture._describe import (
+    attention_implementation,
+    base_model,
+    describe,
+    input_device,
+    plain_weight,
+)
 from lm_eval_locos.architecture._structure import (
     SITES,
     Architecture,
@@ -32,9 +38,12 @@ __all__ = [
     "HeadSlices",
     "Kind",
     "Site",
+    "attention_implementation",
     "base_model",
     "check_heads",
     "describe",
+    "input_device",
     "known_model_types",
+    "plain_weight",
     "register_family",
 ]

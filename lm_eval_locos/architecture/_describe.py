@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.architecture._ranks import check_split, on_rank, ranks_of, styles_of
@@ -16,7 +18,8 @@ from lm_eval_locos.architecture.families import (
 from lm_eval_locos.errors import ModelError
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
 _KINDS: dict[str, Kind] = {
     "full_attention": "global",
@@ -29,6 +32,39 @@ def base_model(model: nn.Module) -> nn.Module:
     """The transformers model inside a PEFT wrapper, with the adapters still in place."""
     get = getattr(model, "get_base_model", None)
     return get() if callable(get) else model
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where token ids go: to the embeddings; of offloaded ones accelerate moves them on itself."""
+    import torch
+
+    device = base_model(model).get_input_embeddings().weight.device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+@contextmanager
+def attention_implementation(architecture: Architecture, name: str) -> Iterator[None]:
+    """The model's attention is the one registered as ``name``; the former is back after the block.
+
+    The decoder and its layers read their own config, which a multimodal model nests.
+    """
+    owners = [architecture.decoder.config, *(x.attention.config for x in architecture.layers)]
+    configs = {id(config): config for config in owners}.values()
+    former = [(config, config._attn_implementation) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, implementation in former:
+            config._attn_implementation = implementation
+
+
+def plain_weight(module: nn.Module) -> Tensor | None:
+    """A module's weight, or None where it has none, or one that is packed or offloaded."""
+    weight = getattr(module, "weight", None)
+    plain = weight is not None and weight.is_floating_point() and not weight.is_meta
+    return weight if plain else None
 
 
 def describe(model: nn.Module, *, tensor_parallel: bool = False) -> Architecture:

@@ -30,7 +30,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask,
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lm_eval_locos.ablation import refuse_compiled
-from lm_eval_locos.architecture import Architecture, describe
+from lm_eval_locos.architecture import Architecture, attention_implementation, describe
 from lm_eval_locos.detection.captured import Capture, LayerCapture
 from lm_eval_locos.errors import ModelError
 
@@ -72,16 +72,11 @@ def capturing(
     special = any(layer.softcap or layer.sinks for layer in architecture.layers)
     kernel = not special and getattr(architecture.decoder, "_supports_sdpa", False)
     name = (SDPA if kernel else EAGER) if architecture.through_interface else "sdpa"
-    # The decoder and its layers read their own config, which a multimodal model nests.
-    owners = [architecture.decoder.config, *(module.config for module in attention)]
-    configs = {id(config): config for config in owners}.values()
-    former = [(config, config._attn_implementation) for config in configs]
     capture = Capture(architecture.layers, first_row, seen, name == EAGER)
     try:
-        for config in configs:
-            config._attn_implementation = name
         _active = capture
         with ExitStack() as stack:
+            stack.enter_context(attention_implementation(architecture, name))
             if not architecture.through_interface:
                 for module in attention:
                     stack.enter_context(_listening(module))
@@ -91,8 +86,6 @@ def capturing(
             yield capture
     finally:
         _active = None
-        for config, implementation in former:
-            config._attn_implementation = implementation
 
 
 def _record(

@@ -22,7 +22,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 
 from lm_eval_locos.ablation import on_site, refuse_compiled
-from lm_eval_locos.architecture import Architecture, base_model, describe
+from lm_eval_locos.architecture import Architecture, describe, input_device
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.errors import DataError
@@ -154,7 +154,7 @@ class _Patching:
             cache = prefix.empty(self.model)
         else:
             cache = prefix.continued(self.model, self._prefix, [len(ids)] * copies, self.past)
-        device = base_model(self.model).get_input_embeddings().weight.device
+        device = input_device(self.model)
         fed = torch.tensor([ids[self.past :]], device=device).expand(copies, -1)
         # Early releases of some families need a mask to know how much is in the cache.
         mask = torch.ones(copies, len(ids), dtype=torch.long, device=device)

@@ -24,7 +24,13 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedTokenizerBase
 
-from lm_eval_locos.architecture import Architecture, base_model, describe
+from lm_eval_locos.architecture import (
+    Architecture,
+    base_model,
+    describe,
+    input_device,
+    plain_weight,
+)
 from lm_eval_locos.detection import prefix, scores
 from lm_eval_locos.detection.batches import Batch, Trial, plan, reusable
 from lm_eval_locos.detection.capture import capturing
@@ -203,9 +209,7 @@ class Engine:
         """Greedy decoding of a left-padded batch whose first ``past`` columns are in the cache."""
         lengths = [len(trial.ids) for trial in trials]
         width = max(lengths)
-        device = base_model(self.model).get_input_embeddings().weight.device
-        if device.type == "meta":  # offloaded: accelerate moves the input to where it is needed
-            device = torch.device("cpu")
+        device = input_device(self.model)
         ids = torch.zeros(len(trials), width, dtype=torch.long)
         padding = torch.tensor([width - length for length in lengths])
         for row, trial in enumerate(trials):
@@ -299,8 +303,8 @@ class Engine:
         return self._unembedding()[[reader.generation.ids[step] for step in reader.steps]].float()
 
     def _unembedding(self) -> Tensor:
-        weight = getattr(self.architecture.unembedding, "weight", None)
-        if weight is None or not weight.is_floating_point() or weight.is_meta:
+        weight = plain_weight(self.architecture.unembedding)
+        if weight is None:
             raise ModelError(
                 f"the unembedding is a {type(self.architecture.unembedding).__name__} without "
                 "plain weights. Load the model with an output layer that is neither quantised nor "

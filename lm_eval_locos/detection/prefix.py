@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import Cache, DynamicCache
 
-from lm_eval_locos.architecture import Architecture, base_model
+from lm_eval_locos.architecture import Architecture, base_model, input_device
 
 
 def forward(model: nn.Module, cache: Cache, **inputs: Any) -> Any:
@@ -47,7 +47,7 @@ def why_not(architecture: Architecture, longest: int) -> str | None:
 def prefill(model: nn.Module, ids: Sequence[int]) -> Cache:
     """The cache after ``ids``, of one sequence."""
     cache = empty(model)
-    device = base_model(model).get_input_embeddings().weight.device
+    device = input_device(model)
     forward(model, cache, input_ids=torch.tensor([list(ids)], device=device), logits_to_keep=1)
     return cache
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lm_eval_locos.ablation import ablate
-from lm_eval_locos.architecture import Head, HeadSlices, Site
+from lm_eval_locos.architecture import Head, HeadSlices, Site, plain_weight
 from lm_eval_locos.doctor.subject import Finding, Subject, Trace, relative_error
 
 
@@ -183,8 +183,8 @@ def _relation(before: Tensor, after: Tensor, tolerance: float) -> str | None:
 
 def _rows_error(module: nn.Module, seen: dict[str, Tensor]) -> float | None:
     """How far the weight's rows are from giving the module's output; None where it is packed."""
-    weight = getattr(module, "weight", None)
-    if weight is None or not weight.is_floating_point() or weight.is_meta:
+    weight = plain_weight(module)
+    if weight is None:
         return None
     if weight.shape != (len(seen["out"]), len(seen["in"])):
         return float("inf")

@@ -5,8 +5,8 @@ Nothing here uses the capture or `lm_eval_locos.detection.scores`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from lm_eval_locos.architecture import Architecture, Kind
+from lm_eval_locos.architecture import Architecture, Kind, attention_implementation
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.errors import ModelError
 
@@ -30,21 +30,6 @@ class EagerLayer:
 
     attention: Tensor
     values: Tensor
-
-
-@contextmanager
-def eager(architecture: Architecture) -> Iterator[None]:
-    """The model runs its eager attention; what it ran before is back after the block."""
-    owners = [architecture.decoder.config, *(x.attention.config for x in architecture.layers)]
-    configs = {id(config): config for config in owners}.values()
-    former = [(config, config._attn_implementation) for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = "eager"
-        yield
-    finally:
-        for config, implementation in former:
-            config._attn_implementation = implementation
 
 
 def eager_layers(
@@ -68,7 +53,7 @@ def eager_layers(
 
     cache = DynamicCache()  # without the config no layer drops what left its window
     with ExitStack() as stack:
-        stack.enter_context(eager(architecture))
+        stack.enter_context(attention_implementation(architecture, "eager"))
         for index, layer in enumerate(architecture.layers):
             handle = layer.attention.register_forward_hook(
                 lambda module, args, output, index=index: keep(index, output)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from lm_eval_locos.architecture import Architecture, AttentionLayer, Head
+from lm_eval_locos.architecture import Architecture, AttentionLayer, Head, plain_weight
 from lm_eval_locos.detection import scores as engine
 from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.detection.captured import LayerCapture
@@ -214,8 +214,8 @@ def _rounding(subject: Subject) -> float:
 
 
 def _unembedding(architecture: Architecture) -> Tensor:
-    weight = getattr(architecture.unembedding, "weight", None)
-    if weight is None or not weight.is_floating_point() or weight.is_meta:
+    weight = plain_weight(architecture.unembedding)
+    if weight is None:
         raise ModelError(
             f"the unembedding is a {type(architecture.unembedding).__name__} without plain "
             "weights: heads can be ablated but not scored by LOCOS."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lm_eval_locos.ablation import ablate, on_site
-from lm_eval_locos.architecture import SITES, Architecture, Head, Site, base_model
+from lm_eval_locos.architecture import SITES, Architecture, Head, Site, base_model, input_device
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection.capture import capturing
 from lm_eval_locos.detection.captured import Capture
@@ -150,7 +150,7 @@ class Subject:
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
-        return base_model(self.model).get_input_embeddings().weight.device
+        return input_device(self.model)
 
     def fed(self, ids: Sequence[int]) -> Tensor:
         """Token ids as the model takes them, (1, S)."""
