@@ -30,7 +30,7 @@ from lm_eval_locos.detection import rankings, runner, scores
 from lm_eval_locos.detection.generate import Engine, TrialResult
 from lm_eval_locos.detection.steps import MAX_NEW_TOKENS
 from lm_eval_locos.errors import DataError, LocosError
-from lm_eval_locos.files import clear_temporaries, replacing
+from lm_eval_locos.files import check_folder, clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
 
 logger = logging.getLogger(__name__)
@@ -204,8 +204,7 @@ def _finished(folder: Path, found: list[sources.Probe], identity: dict[str, Any]
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file, and --output is a folder. Choose another one.")
+    check_folder(folder)
     if (folder / RECORD).exists():
         raise DataError(
             f"{folder} holds the results of a finished run. Choose another --output, or delete it."

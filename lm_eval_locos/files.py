@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm_eval_locos.errors import LocosError
+from lm_eval_locos.errors import DataError, LocosError
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -26,6 +26,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def shown(path: str | os.PathLike[str]) -> str:
     """The path as text that any file can hold: a name may have bytes that are no UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises DataError where ``--output``, a folder, is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file, and --output is a folder. Choose another one.")
 
 
 def clear_temporaries(folder: Path) -> None:

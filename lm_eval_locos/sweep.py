@@ -27,7 +27,7 @@ from lm_eval_locos import __version__
 from lm_eval_locos.conditions import Condition
 from lm_eval_locos.errors import DataError, LocosError, RankingError
 from lm_eval_locos.evaluation import evaluate
-from lm_eval_locos.files import clear_temporaries, replacing
+from lm_eval_locos.files import check_folder, clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
 
 if TYPE_CHECKING:
@@ -192,8 +192,7 @@ def sweep(
 
 def _begin(folder: Path, identity: dict[str, Any], resume: bool) -> None:
     path = folder / RECORD
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file, and --output is a folder. Choose another one.")
+    check_folder(folder)
     if not path.exists():
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")

@@ -64,6 +64,20 @@ def tokenizer():
     )
 
 
+@pytest.fixture(scope="module")
+def bytewise():
+    """A tokenizer of single bytes, as byte-level BPE falls back to; any text goes through it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: i for i, symbol in enumerate(["<s>", "</s>", *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+
+
 @pytest.fixture
 def folder(tmp_path, tokenizer, monkeypatch):
     """A saved tiny Llama with its tokenizer, a ranking and calibration prompts."""

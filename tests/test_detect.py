@@ -269,9 +269,9 @@ def test_a_prompt_that_does_not_fit(home):
 # -- the command -----------------------------------------------------------------------------------
 
 
-def command(home, *more, launcher=(sys.executable, "-m")):
+def command(home, *more):
     return [
-        *launcher,
+        *(sys.executable, "-m"),
         "lm_eval_locos.cli",
         "detect",
         *("--model", str(home / "model"), "--data", str(home / "probes.jsonl")),

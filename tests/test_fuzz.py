@@ -20,8 +20,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_files import binary, write_ranking, write_run
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lm_eval_locos import probes
 from lm_eval_locos.architecture import Head
@@ -364,17 +362,6 @@ def test_a_huge_ranking_selects_the_right_heads(tmp_path):
 # -- probes ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bytewise():
-    """A tokenizer of single bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: i for i, symbol in enumerate(["<s>", "</s>", *alphabet])}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
-
-
 PROBES = [
     {
         "id": "a",
@@ -462,6 +449,7 @@ def test_a_file_in_the_place_of_the_output_folder(folder):
     (folder / "out").write_text("mine")
     model = ("--model", folder / "model", "--device", "cpu", "--output", folder / "out")
     for words in (
+        ("demo", "--output", folder / "out"),
         ("detect", *model, "--data", folder / "probes.jsonl"),
         (
             "sweep",

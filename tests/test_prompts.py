@@ -7,28 +7,20 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lm_eval_locos.detection import prompts
 from lm_eval_locos.errors import DataError
 
 
 @pytest.fixture(scope="module")
-def bytewise():
-    """A tokenizer of single bytes, as byte-level BPE falls back to; any text goes through it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: i for i, symbol in enumerate(["<s>", "</s>", *alphabet])}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
-    made.chat_template = (
+def bytewise(bytewise):
+    """The same with a chat template."""
+    bytewise.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }}\n"
         "{% endfor %}{% if enable_thinking is defined and not enable_thinking %}(no thinking)"
         "{% endif %}"
     )
-    return made
+    return bytewise
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,20 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_bootstrap(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--resamples`` and ``--seed`` of a bootstrap over documents."""
+def add_bootstrap(
+    parser: argparse.ArgumentParser,
+    *,
+    over: str = "documents",
+    least: int = 100,
+    default: int = 10_000,
+) -> None:
+    """Adds ``--resamples`` and ``--seed`` of a bootstrap."""
     parser.add_argument(
         "--resamples",
-        type=whole(100),
-        default=10_000,
+        type=whole(least),
+        default=default,
         metavar="R",
-        help="bootstrap resamples of the documents (default: %(default)s)",
+        help=f"bootstrap resamples of the {over} (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=whole(), default=0, help="of the bootstrap (default: %(default)s)"

@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lm_eval_locos.bundled import MINI_NAME
     from lm_eval_locos.errors import DataError
     from lm_eval_locos.evaluation import evaluate
+    from lm_eval_locos.files import check_folder
     from lm_eval_locos.model import LocosAblatedLM
     from lm_eval_locos.reporting.figure_list import figure_list
     from lm_eval_locos.reporting.html import page
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
     from lm_eval_locos.reporting.results import load
 
     folder = Path(arguments.output)
+    check_folder(folder)
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty. Choose another --output.")
     # What a run warns of (the bundled model, ranking and sample) is what this command is about.

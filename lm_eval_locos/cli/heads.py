@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lm_eval_locos.cli import tables
-from lm_eval_locos.cli.arguments import Formatter, whole
+from lm_eval_locos.cli.arguments import Formatter, add_bootstrap, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,19 +94,7 @@ def add_parser(commands: Any) -> None:
     compare.set_defaults(run=run_compare)
 
     for parser in (show, compare):
-        parser.add_argument(
-            "--resamples",
-            type=whole(1),
-            default=1000,
-            metavar="R",
-            help="bootstrap resamples of the trials (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--seed",
-            type=whole(),
-            default=0,
-            help="seed of the bootstrap (default: %(default)s)",
-        )
+        add_bootstrap(parser, over="trials", least=1, default=1000)
         parser.add_argument(
             "--json", action="store_true", help="print one JSON object instead of a table"
         )
