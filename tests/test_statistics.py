@@ -571,6 +571,8 @@ def test_detectable_effect_and_the_documents_for_less():
     assert found.documents_needed(found.detectable) == 40
     with pytest.raises(DataError, match="effect=0"):
         documents_needed(50, 0.1, 0)
+    for tiny in (1e-200, 2.2e-309, 5e-324):
+        assert documents_needed(120, 0.05, tiny) == 10**18
 
 
 # -- invariants --------------------------------------------------------------------------------

@@ -57,6 +57,9 @@ def detectable_effect(standard_error: float, *, level: float = 0.95, power: floa
     return float(stats.norm.ppf((1 + level) / 2) + stats.norm.ppf(power)) * standard_error
 
 
+_MOST_DOCUMENTS = 1e18
+
+
 def documents_needed(
     documents: int, standard_error: float, effect: float, *, level: float = 0.95, power: float = 0.8
 ) -> int:
@@ -68,10 +71,14 @@ def documents_needed(
         standard_error: of the estimate at n.
         effect: in the estimate's units, not 0.
 
+    Returns:
+        At least 1; at most a billion billion, for an effect that nobody will find.
+
     Raises:
         DataError: an effect of 0.
     """
     if not effect:
         raise DataError("effect=0: no number of documents detects it. Give, for example, 0.05.")
     ratio = detectable_effect(standard_error, level=level, power=power) / abs(effect)
-    return max(1, math.ceil(documents * ratio**2 - 1e-9))
+    # Of an effect near the smallest number the square is infinite, and no integer.
+    return max(1, math.ceil(min(documents * ratio * ratio, _MOST_DOCUMENTS) - 1e-9))
