@@ -133,7 +133,10 @@ def compare(
         if one is not None:
             found[name], scores[name] = one
     if not found:
-        raise DataError(f"nothing to compare: {' '.join(notes)}")
+        raise DataError(
+            f"nothing to compare: {' '.join(notes)} Give runs with a metric in common, and with "
+            "--log_samples."
+        )
     result = specificity(scores, level=level, resamples=resamples, seed=seed)
     tasks = []
     for name, one in found.items():

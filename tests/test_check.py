@@ -417,7 +417,11 @@ def test_the_baseline_and_the_metric_can_be_named(tmp_path):
     text = "metrics = {{ {} }}\n" + gate("nolima_drop", min=0.01)
     for metrics, status, message in (
         ('nolima = "contains"', 0, ""),
-        ('nolima = "f2"', 2, "metrics.nolima = 'f2': nolima has no such metric. It has: contains."),
+        (
+            'nolima = "f2"',
+            2,
+            "metrics.nolima = 'f2': nolima has no such metric. Use one of: contains.",
+        ),
         ('nolma = "contains"', 2, "metrics.nolma: no run has this family. There are: arithmetic"),
     ):
         found, _, err = call(out, "--config", gates(tmp_path, text.format(metrics)))

@@ -139,5 +139,6 @@ def _append(path: str, text: str) -> None:
             summary.write(text)
     except OSError as error:
         raise LocosError(
-            f"GITHUB_STEP_SUMMARY={path}: cannot be written ({error.strerror})."
+            f"GITHUB_STEP_SUMMARY={path}: cannot be written ({error.strerror}). Make the file "
+            "writable, or remove the variable."
         ) from error

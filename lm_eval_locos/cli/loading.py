@@ -68,7 +68,10 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any]:
             model.to(arguments.device or _device(torch))
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"--model {arguments.model} cannot be loaded: {first[0]}") from error
+        raise ModelError(
+            f"--model {arguments.model} cannot be loaded: {first[0]} Expected a folder or a hub "
+            "name of a causal language model; for a GGUF file add --gguf-file."
+        ) from error
     return model.eval(), tokenizer
 
 

@@ -143,7 +143,7 @@ def _metadata(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, RecursionError) as error:
-        raise LocosError(f"--metadata is not JSON ({error}).") from None
+        raise LocosError(f"--metadata is not JSON ({error}). Expected an object.") from None
     if not isinstance(found, dict):
         raise LocosError(f"--metadata {text}: expected a JSON object.")
     return found

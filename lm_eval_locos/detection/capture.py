@@ -122,7 +122,7 @@ def _sdpa(
         if kwargs.get(name) is not None:
             raise ModelError(
                 f"{type(module).__name__} has {what}, which sdpa leaves out, and its config does "
-                "not say so. Its heads cannot be scored."
+                "not say so. Its heads can be ablated but not scored."
             )
     if attention_mask is not None:
         # Some families of early releases make masks one column too wide, for their own sdpa.

@@ -77,7 +77,7 @@ def cri(
     start, end = trial.needle
     filler = tuple(haystack_filler(trial) if filler is None else filler)
     if len(filler) != end - start:
-        raise DataError(f"{len(filler)} filler tokens for a needle of {end - start}.")
+        raise DataError(f"{len(filler)} filler tokens for a needle of {end - start}. Give as many.")
     answer = tuple(generated[: max(steps) + 1])
     clean = trial.ids + answer[:-1]
     corrupted = trial.ids[:start] + filler + trial.ids[end:] + answer[:-1]

@@ -61,7 +61,10 @@ def package(
     import datasets
 
     if not documents:
-        raise DataError(f"no documents: {dict(source)}, split {split}, {grid}.")
+        raise DataError(
+            f"no documents: {dict(source)}, split {split}, {grid}. Give other --metadata, or add "
+            "to the data."
+        )
     keys = set(documents[0])
     seen: set[str] = set()
     for document in documents:
@@ -72,7 +75,7 @@ def package(
                 f"{sorted(keys.union(_REQUIRED))}."
             )
         if document["id"] in seen:
-            raise DataError(f"two documents have the id {document['id']!r}; ids must be unique.")
+            raise DataError(f"two documents have the id {document['id']!r}. Give each its own.")
         seen.add(document["id"])
     provenance = {
         **source,

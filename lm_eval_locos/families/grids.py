@@ -82,7 +82,11 @@ def _items(bench: Benchmark, questions: Sequence[str]) -> list[tuple[Entry, str,
         if question in entry.questions
     ]
     if not found:
-        raise DataError(f"no needle has a question of type {', '.join(questions)}.")
+        seen = sorted({name for entry in bench.entries for name in entry.questions})
+        raise DataError(
+            f"no needle has a question of type {', '.join(questions)}. Expected one of: "
+            f"{', '.join(seen) or 'none, in this needle set'}."
+        )
     return sorted(
         found,
         key=lambda item: hashlib.sha256(f"{item[0].id} {item[1]} {item[2]}".encode()).hexdigest(),

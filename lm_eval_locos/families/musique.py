@@ -32,7 +32,11 @@ def load(hops: int | None = None, **kwargs: Any) -> Documents:
     rows = _rows(found, "validation")
     documents = [_document(row) for row in rows if hops in (None, _hops(row["id"]))]
     if not documents:
-        raise DataError(f"no MuSiQue question has {hops} hops among {len(rows)}.")
+        seen = sorted({_hops(row["id"]) for row in rows})
+        raise DataError(
+            f"hops={hops}: none of {len(rows)} MuSiQue questions has as many. Expected one of: "
+            f"{', '.join(map(str, seen))}."
+        )
     return package(documents, source_of("musique", found), split="validation", hops=hops or "all")
 
 

@@ -39,7 +39,9 @@ def load(sources: Sequence[str] = ("city_country", "popqa"), **kwargs: Any) -> D
     chosen = [row for row in rows if row["source"] in sources]
     if not chosen:
         seen = sorted({row["source"] for row in rows})
-        raise DataError(f"no questions of source {', '.join(sources)}; seen: {', '.join(seen)}.")
+        raise DataError(
+            f"no questions of source {', '.join(sources)}. Expected some of: {', '.join(seen)}."
+        )
     # Both kinds in turn, so that --limit takes of each.
     rank: dict[str, int] = {}
     order = []

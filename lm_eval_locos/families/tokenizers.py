@@ -60,7 +60,10 @@ def _loaded(name: str | None, options: tuple[tuple[str, Any], ...], *, explicit:
         except Exception as error:  # whatever it is, the model itself will fail or is no HF model
             reason = f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
             if explicit:
-                raise DataError(f"tokenizer={name} cannot be loaded ({reason}).") from error
+                raise DataError(
+                    f"tokenizer={name} cannot be loaded ({reason}). Give a folder or a hub name "
+                    "with a tokenizer."
+                ) from error
     _log.warning(
         "context lengths are counted in words, not in the model's tokens (%s). Name a tokenizer "
         "with --metadata tokenizer=NAME.",

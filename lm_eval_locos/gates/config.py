@@ -222,7 +222,9 @@ def _gate(entry: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Ga
     elif least is None and most is None:
         raise LocosError(f"{where}: {metric} without a threshold. Give min, max or both.")
     elif least is not None and most is not None and least > most:
-        raise LocosError(f"{where}: min = {least} is above max = {most}. No number can pass.")
+        raise LocosError(
+            f"{where}: min = {least} is above max = {most}. No number can pass; give min <= max."
+        )
     if metric in POINTS and ("effect" in entry or entry.get("judge") == "bound"):
         raise LocosError(
             f'{where}: {metric} has no interval. Leave out effect and judge = "bound".'

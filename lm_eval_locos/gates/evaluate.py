@@ -112,7 +112,7 @@ def _check_metrics(file: GateFile, runs: Sequence[Run]) -> None:
             if task.metrics and metric not in task.metrics:
                 raise DataError(
                     f"{file.path}: metrics.{family} = {metric!r}: {task.name} has no such metric. "
-                    f"It has: {', '.join(task.metrics)}."
+                    f"Use one of: {', '.join(task.metrics)}."
                 )
 
 

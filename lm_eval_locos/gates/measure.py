@@ -139,7 +139,10 @@ class Measures:
             try:
                 self._cache[run.path] = json.loads(Path(run.path).read_bytes())
             except (OSError, ValueError) as error:
-                raise DataError(f"{run.path}: cannot be read again ({error}).") from error
+                raise DataError(
+                    f"{run.path}: was read once and cannot be read again ({error}). Leave results "
+                    "files as they are while they are checked."
+                ) from error
         return self._cache[run.path]
 
     def _broken(self, run: Run) -> dict[tuple[str, str], str]:

@@ -117,7 +117,10 @@ def detection(
     cells = [(n, d) for n in lengths or (None,) for d in depths or nolima.PAPER_DEPTHS]
     most = len(rows) if in_place else len(rows) * len(cells)
     if count is not None and count > most:
-        raise DataError(f"{count} trials were asked for, and {path} gives {most}.")
+        raise DataError(
+            f"{count} trials were asked for, and {path} gives {most}. Ask for {most} or fewer, or "
+            "add rows, lengths or depths."
+        )
     ruler = ruler_for({"tokenizer": tokenizer})
     found = []
     for i in range(count or len(rows)):

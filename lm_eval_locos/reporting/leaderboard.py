@@ -108,7 +108,7 @@ def leaderboard(
         rows += own_rows(run, models[model_key(run)], rankings)
     rows = _adjusted(rows)
     if not rows:
-        raise DataError("none of the results files has a score. Were the runs cut off?")
+        raise DataError("none of the results files has a score. Run them again to their end.")
     rows.sort(key=_order)
     families = {family for row in rows for family in row.cells}
     extra = tuple(sorted(families - set(FAMILIES)))

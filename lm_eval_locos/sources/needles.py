@@ -135,7 +135,7 @@ def _share(names: Sequence[str], part: Part, what: str) -> list[str]:
     if len(names) < len(PARTS):
         raise DataError(
             f"{len(names)} {what} cannot be divided into {', '.join(PARTS)}. At least "
-            f"{len(PARTS)} are needed; a task that holds nothing out is nolima_full."
+            f"{len(PARTS)} are needed: add some, or use nolima_full, which holds nothing out."
         )
     ordered = sorted(names, key=lambda n: hashlib.sha256(f"{_SALT} {n}".encode()).hexdigest())
     size = len(names)
@@ -156,7 +156,9 @@ def _load(name: str, found: Found) -> Benchmark:
         raise DataError(f"no {name} in {folder} or its needlesets/. Copy NoLiMa's files there.")
     texts = sorted((folder / "haystack" / "rand_shuffle").glob("*.txt"))
     if not texts:
-        raise DataError(f"no books in {folder}/haystack/rand_shuffle (rand_book_1.txt ...).")
+        raise DataError(
+            f"no books in {folder}/haystack/rand_shuffle. Copy NoLiMa's there: rand_book_1.txt ..."
+        )
     books = {text.name: _book(text) for text in texts}
     entries = read_entries(path)
     places = sorted({args for entry in entries for args in entry.tests.values()})
