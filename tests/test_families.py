@@ -166,6 +166,31 @@ def test_a_row_without_aliases(local):
     assert musique.load()["test"][0]["answers"] == ["New York City"]
 
 
+@pytest.mark.parametrize("row", [{"answer": " "}, {"answer": []}, {"answer": ["1", ""]}])
+def test_a_row_with_an_empty_answer_is_refused(local, row):
+    local("parametric/train", [{"question": "Which?", "source": "popqa", **row}])
+    with pytest.raises(DataError, match=r"parametric train, row 1: answer is .*, expected text"):
+        parametric.load()
+
+
+def test_empty_aliases_are_left_out(local):
+    """An empty alias would be found in any response."""
+    local("musique/answerable/validation", [question(1, 2, answer_aliases=["", "NYC", " "])])
+    assert musique.load()["test"][0]["answers"] == ["New York City", "NYC"]
+    local("parametric/train", [{"question": "?", "source": "popqa", "answer": 1, "aliases": [""]}])
+    with pytest.raises(DataError, match=r"row 1: aliases is \"\[''\]\", expected"):
+        parametric.load()
+
+
+@pytest.mark.parametrize("answers", [[], [""], ["a", " "]])
+def test_no_document_has_an_empty_answer(answers):
+    from lm_eval_locos.families.documents import package
+
+    document = {"id": "d1", "family": "f", "cluster": "c", "prompt": "p", "answers": answers}
+    with pytest.raises(DataError, match=r"document 'd1' has the answers .* would match anything"):
+        package([document], {"source": "local"}, split="test")
+
+
 @pytest.mark.parametrize(
     ("text", "exact", "tolerant"),
     [

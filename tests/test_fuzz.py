@@ -637,7 +637,7 @@ def test_damaged_tables(local, name, data):
     for document in found["test"] if found else ():
         assert document["prompt"].strip()
         assert document["answers"]
-        assert all(isinstance(answer, str) and answer for answer in document["answers"])
+        assert all(isinstance(answer, str) and answer.strip() for answer in document["answers"])
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def package(
     source: from `source_of`, or ``{"source": "generated", ...}`` for generated documents.
     split: what the documents were taken from, for the record (evaluation, validation, ...).
     grid: whatever else chose them (lengths, depths, seed ...), JSON-able.
-    Raises `DataError` when there is no document, a key is missing or an id occurs twice.
+    Raises `DataError` when there is no document, a key is missing, an id occurs twice or an answer
+    is empty.
     """
     import datasets
 
@@ -76,6 +77,11 @@ def package(
             )
         if document["id"] in seen:
             raise DataError(f"two documents have the id {document['id']!r}. Give each its own.")
+        if not document["answers"] or not all(answer.strip() for answer in document["answers"]):
+            raise DataError(
+                f"document {document['id']!r} has the answers {document['answers']}: an empty one "
+                "would match anything. Give each document an answer, or leave it out."
+            )
         seen.add(document["id"])
     provenance = {
         **source,

@@ -91,7 +91,8 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
         # Questions over the same first passage share an id up to the last part.
         "cluster": row["id"].rpartition("_")[0] or row["id"],
         "prompt": _prompt(row["paragraphs"], row["question"]),
-        "answers": [row["answer"], *(row["answer_aliases"] or ())],
+        # An empty one would be found in any response, or be one.
+        "answers": [row["answer"], *(a for a in row["answer_aliases"] or () if a.strip())],
         "question": row["question"],
         "hops": _hops(row["id"]),
     }

@@ -64,7 +64,8 @@ def _rows(found: Found, split: str) -> list[dict[str, Any]]:
             ("aliases", row.get("aliases") or []),
         ):
             if (column == "answer" and not values) or not (
-                isinstance(values, list) and all(isinstance(v, str | int | float) for v in values)
+                isinstance(values, list)
+                and all(isinstance(v, str | int | float) and str(v).strip() for v in values)
             ):
                 raise DataError(
                     f"{where}: {column} is {str(row.get(column))[:60]!r}, expected text, a number "

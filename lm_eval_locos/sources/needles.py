@@ -223,7 +223,7 @@ def _entry(row: Any, where: str) -> Entry:
                 f"{'string' if kind is str else 'non-empty object'}."
             )
     where = f"{where} ({row['id']})"
-    characters = _strings(row.get("character_set") or [], f"{where}: character_set")
+    characters = _answers(row.get("character_set") or [], f"{where}: character_set")
     tests = {}
     golds = {}
     for name, test in row["tests"].items():
@@ -232,7 +232,7 @@ def _entry(row: Any, where: str) -> Entry:
         if "{CHAR}" not in row["needle"]:
             gold = test.get("gold_answers")
             gold = [gold] if isinstance(gold, str) and gold else gold
-            golds[name] = _strings(gold, f"{where}: gold_answers of test {name}")
+            golds[name] = _answers(gold, f"{where}: gold_answers of test {name}")
             if not golds[name]:
                 raise DataError(
                     f"{where}: test {name} has no gold_answers, and the needle no {{CHAR}}. Add "
@@ -280,6 +280,15 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise DataError(f"{where} is {str(value)[:60]!r}, expected a list of strings.")
     return tuple(value)
+
+
+def _answers(value: Any, where: str) -> tuple[str, ...]:
+    found = _strings(value, where)
+    if not all(text.strip() for text in found):
+        raise DataError(
+            f"{where} has an empty string, which would be found in any response. Remove it."
+        )
+    return found
 
 
 def _distractors(value: Any, where: str) -> int:
