@@ -27,7 +27,6 @@ from lm_eval_locos.architecture import (
     Head,
     HeadSlices,
     Site,
-    check_heads,
     describe,
 )
 from lm_eval_locos.errors import ModelError
@@ -70,7 +69,7 @@ def ablate(
         return
     architecture = architecture or describe(model, tensor_parallel=True)
     refuse_compiled(model)
-    check_heads(list(values), architecture.num_layers, architecture.num_heads)
+    architecture.check_heads(values)
     slices = architecture.slices(site)
     by_layer: dict[int, dict[int, Tensor]] = {}
     for head, value in values.items():

@@ -42,7 +42,8 @@ class Calibration:
     """Measured head activations.
 
     Attributes:
-        means: shape (layers, heads, size of a head at the site), float32.
+        means: shape (layers, heads, size of a head at the site), float32; zero in a layer without
+            attention.
         samples: shape (prompts, layers, heads, size), float32: each prompt's value at one random
             position, what ``mode=resample`` draws from.
         num_tokens: real tokens measured.
@@ -125,7 +126,7 @@ def calibrate(
                 samples[rows, layer] = slices.split(picked).float()
 
             with ExitStack() as stack, torch.no_grad():  # inference mode breaks some 4 bit weights
-                for layer in range(architecture.num_layers):
+                for layer in architecture.layers:
                     handle = on_site(architecture, layer, site, _reader(measure, layer))
                     stack.callback(handle.remove)
                 model(

@@ -166,7 +166,8 @@ def detect(
     if set(methods) != {"headkv"}:
         runner.check_passed(trials, results)
     ids = [probe.id for probe in found]
-    made = {method: rankings.ranking(method, ids, results, meta) for method in methods}
+    layers = tuple(engine.architecture.layers)
+    made = {method: rankings.ranking(method, layers, ids, results, meta) for method in methods}
     detection = Detection(made, found, results)
     if folder is not None and main:
         _write(folder, detection, meta | {"methods": list(methods)})

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from lm_eval_locos import __version__
 from lm_eval_locos.ablation import ablate, refuse_compiled
-from lm_eval_locos.architecture import SITES, Head, Site, check_heads, describe
+from lm_eval_locos.architecture import SITES, Head, Site, describe
 from lm_eval_locos.bundled import MINI, MINI_NAME, bundled_ranking, resolve, run_unnamed
 from lm_eval_locos.cache import model_identity
 from lm_eval_locos.calibration import AVERAGES, MODES, Average, Mode, constants
@@ -255,7 +255,7 @@ class LocosAblatedLM(HFLM):
     def _select(self, condition: Condition) -> tuple[Head, ...]:
         if condition not in self.heads:
             chosen = condition.select(self.ranking, self.architecture.heads)
-            check_heads(chosen, self.architecture.num_layers, self.architecture.num_heads)
+            self.architecture.check_heads(chosen)
             self.heads[condition] = chosen
         return self.heads[condition]
 

@@ -21,7 +21,7 @@ def table() -> str:
     ]
     for name, case in FAMILIES.items():
         found = describe(tiny_model(name))
-        kinds = Counter(layer.kind for layer in found.layers)
+        kinds = Counter(found.kinds)
         cells = (
             case.models,
             f"`{case.type or name}`",

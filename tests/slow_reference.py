@@ -50,11 +50,17 @@ class SlowScores:
         self.heads = config.num_attention_heads
         self.decoding = range(len(generated) + (1 if stopped else 0))
         self.values, self.projections, self.kinds, self.windows = [], [], [], []
+        self.queries = []
         hooks = []
-        for i in range(config.num_hidden_layers):
+        blocks = submodule(model, case.blocks)
+        for i in (i for i, block in enumerate(blocks) if hasattr(block, case.attention)):
             attention = attention_of(model, family, i)
             hook = submodule(attention, case.value).register_forward_hook(
                 lambda module, args, output: self.values.append(output[0])
+            )
+            hooks.append(hook)
+            hook = getattr(attention, case.query).register_forward_hook(
+                lambda module, args, output: self.queries.append(output[0].detach().double())
             )
             hooks.append(hook)
             projection = getattr(attention, case.output)
@@ -75,6 +81,10 @@ class SlowScores:
         size = len(self.projections[0][0]) // self.heads  # of a value
         self.attention = [a[0].double().numpy() for a in out.attentions]
         self.values = [case.values(v, size).double().numpy() for v in self.values]
+        # A gate's features come after those of its head's query.
+        self.gates = [
+            q.unflatten(-1, (self.heads, 2, -1))[:, :, 1] for q in self.queries if case.gated
+        ]
         self.unembedding = model.get_output_embeddings().weight.detach().double().numpy()
         self.groups = self.heads // self.values[0].shape[1]
         self.chunk = getattr(config, "attention_chunk_size", None)
@@ -95,6 +105,8 @@ class SlowScores:
         weight = self.attention[layer][head, self.row(step), j]
         value = self.values[layer][j, head // self.groups]
         size = len(value)
+        if self.gates:
+            value = value * self.gates[layer][self.row(step), head].sigmoid().numpy()
         written = self.projections[layer][:, head * size : (head + 1) * size] @ value
         return float(weight * (self.unembedding[self.generated[step]] @ written))
 

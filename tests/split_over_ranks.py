@@ -14,7 +14,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM
 
 from lm_eval_locos.ablation import ablate
-from lm_eval_locos.architecture import Head, describe
+from lm_eval_locos.architecture import Architecture, Head, describe
 from lm_eval_locos.calibration import calibrate, constants
 from lm_eval_locos.errors import ModelError
 from lm_eval_locos.model import LocosAblatedLM
@@ -25,18 +25,25 @@ BATCH = padded(random_ids(20, 7, 13), "left")
 SITES = ("query", "output")
 
 
+def heads_of(architecture: Architecture) -> list[Head]:
+    """HEADS, but for those of layers without attention."""
+    return [head for head in HEADS if head.layer in architecture.layers]
+
+
 def measured(model, prefix: str) -> dict[str, torch.Tensor]:
-    """Means, samples and logits with HEADS at their means and at their samples, at both sites."""
+    """Means, samples and logits with `heads_of` at their means and samples, at both sites."""
     found = {}
+    architecture = describe(model, tensor_parallel=True)
+    heads = heads_of(architecture)
     for site in SITES:
         calibration = calibrate(model, PROMPTS, site=site, batch_size=2, progress=False)
         found[f"{prefix}/{site}/means"] = calibration.means
         found[f"{prefix}/{site}/samples"] = calibration.samples
         for mode in ("mean", "resample"):
-            values = constants(calibration, HEADS, mode=mode, seed=1)
+            values = constants(calibration, heads, mode=mode, seed=1)
             with torch.inference_mode(), ablate(model, values, site=site) as ablation:
                 found[f"{prefix}/{site}/{mode}"] = model(**BATCH).logits
-            assert ablation.fired == 3
+            assert ablation.fired == len(architecture.layers)
     return found
 
 

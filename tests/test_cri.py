@@ -79,7 +79,7 @@ def test_cri_equals_one_pass_a_head(made, family, batch_size):
                 slow_gain(eager, family, trial, generated[:3], steps, layer, head)
                 for head in range(HEADS)
             ]
-            for layer in range(3)
+            for layer in FAMILIES[family].layers
         ],
         dtype=torch.float64,
     )
@@ -94,7 +94,7 @@ def test_no_corruption_means_no_gain(made):
     assert gains.abs().max() < 1e-5
 
 
-def test_number_of_passes_and_hooks(made):
+def test_number_of_passes_and_hooks(made, family):
     _, model, trial, generated = made
     rows = []
     model.get_input_embeddings().register_forward_pre_hook(
@@ -102,8 +102,10 @@ def test_number_of_passes_and_hooks(made):
     )
     cri(model, trial, generated, [0, 1], filler=FILLER, batch_size=4)
     fed = [shape[0] for shape in rows if shape[1] > 0]
-    prefills = 0 if any(layer.window for layer in describe(model).layers) else 1
-    assert sum(fed) == 12 + 2 + prefills
+    architecture = describe(model)
+    windows = any(layer.window for layer in architecture.layers.values())
+    prefills = 0 if windows or architecture.hybrid else 1
+    assert sum(fed) == HEADS * len(FAMILIES[family].layers) + 2 + prefills
     layers = describe(model).decoder.modules()
     embeddings = model.get_input_embeddings()  # which has the hook of this test
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in layers if m is not embeddings)

@@ -10,7 +10,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.models.huggingface import HFLM
-from tiny import FAMILIES, folded, tiny_model
+from tiny import EARLY, FAMILIES, folded, tiny_model
 
 from lm_eval_locos import model as model_module
 from lm_eval_locos.architecture import Head
@@ -59,7 +59,9 @@ def test_both_request_types_run_ablated(folder, tokenizer, family, site):
     # Apart from the model: AutoTokenizer has its own idea of a Qwen2 model's tokenizer.
     tokenizer.save_pretrained(folder / "tokenizer")
     own = {"tokenizer": str(folder / "tokenizer")}
-    lm = load(folder, site=site, **own)
+    # In early releases convolutions lose their state in padded batches, without ablation too.
+    padded = not (EARLY and family.startswith("lfm2"))
+    lm = load(folder, site=site, batch_size=2 if padded else 1, **own)
     pairs = [("w5 w6", " w7"), ("w8 w9 w10", " w11 w12")]
     likely = [Instance("loglikelihood", {}, pair, 0, metadata=("t", 0, 1)) for pair in pairs]
     texts = lm.generate_until(generate(*CONTEXTS), disable_tqdm=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tiny import FAMILIES, SCORED, random_ids, tiny_model
 from transformers import StaticCache
 
+from lm_eval_locos.architecture import describe
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection.batches import Batch, Trial, plan, reusable
 from lm_eval_locos.detection.generate import Engine
@@ -21,7 +22,7 @@ BOOK, QUESTION = random_ids(90, 7, seed=11)
 FULL = [
     name
     for name in SCORED
-    if not {"sliding_window", "attention_chunk_size"} & set(FAMILIES[name].config)
+    if not {"sliding_window", "attention_chunk_size", "layer_types"} & set(FAMILIES[name].config)
 ]
 assert set(FULL) < set(FAMILIES)
 
@@ -285,13 +286,14 @@ def test_impossible_batch_size_is_refused():
 def test_continued_caches_are_those_of_a_full_prefill():
     model = tiny_model("qwen3")
     ids = random_ids(30, seed=5)[0]
-    whole = prefix.prefill(model, ids)
-    cut = prefix.continued(model, whole, [30, 30], 20)
+    architecture = describe(model)
+    whole = prefix.prefill(model, architecture, ids)
+    cut = prefix.continued(model, architecture, whole, [30, 30], 20)
     assert cut.get_seq_length() == 20
     for part, full in zip(cut.layers, whole.layers, strict=True):
         for row in range(2):
             assert torch.equal(part.keys[row], full.keys[0, :, :20])
-    ragged = prefix.continued(model, whole, [30, 24], 20)  # six columns of padding
+    ragged = prefix.continued(model, architecture, whole, [30, 24], 20)  # six columns of padding
     for part, full in zip(ragged.layers, whole.layers, strict=True):
         assert torch.equal(part.values[1, :, 6:], full.values[0, :, :14])
     assert whole.get_seq_length() == 30

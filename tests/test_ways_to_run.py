@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache, Sta
 from transformers.utils import is_optimum_quanto_available
 
 from lm_eval_locos.ablation import ablate
-from lm_eval_locos.architecture import Head
+from lm_eval_locos.architecture import Head, describe
 from lm_eval_locos.calibration import calibrate
 from lm_eval_locos.detection import prefix, scores
 from lm_eval_locos.detection.batches import Batch, Trial
@@ -218,9 +218,8 @@ def test_offloaded_layers_are_scored_all_the_same(tmp_path, tokenizer):
 def test_a_shared_prefix_of_an_offloaded_model():
     ids = random_ids(20)[0]
     with torch.no_grad():
-        caches = [
-            prefix.prefill(m, ids) for m in (OFFLOADED["to the cpu"](None), tiny_model("llama"))
-        ]
+        models = OFFLOADED["to the cpu"](None), tiny_model("llama")
+        caches = [prefix.prefill(model, describe(model), ids) for model in models]
     for got, wanted in zip(*(cache.layers for cache in caches), strict=True):
         assert torch.equal(got.keys, wanted.keys)
         assert torch.equal(got.values, wanted.values)

@@ -25,7 +25,6 @@ from lm_eval_locos.architecture._structure import (
     HeadSlices,
     Kind,
     Site,
-    check_heads,
 )
 from lm_eval_locos.architecture.families import Family, known_model_types, register_family
 
@@ -40,7 +39,6 @@ __all__ = [
     "Site",
     "attention_implementation",
     "base_model",
-    "check_heads",
     "describe",
     "input_device",
     "known_model_types",

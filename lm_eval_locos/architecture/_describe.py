@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ def attention_implementation(architecture: Architecture, name: str) -> Iterator[
 
     The decoder and its layers read their own config, which a multimodal model nests.
     """
-    owners = [architecture.decoder.config, *(x.attention.config for x in architecture.layers)]
+    layers = architecture.layers.values()
+    owners = [architecture.decoder.config, *(layer.attention.config for layer in layers)]
     configs = {id(config): config for config in owners}.values()
     former = [(config, config._attn_implementation) for config in configs]
     try:
@@ -106,18 +107,31 @@ def describe(model: nn.Module, *, tensor_parallel: bool = False) -> Architecture
             f"the decoder of this {text.model_type} model, a {type(decoder).__name__}, has no "
             f"{family.layers if blocks is None else family.norm}. {_HINT}"
         )
-    layers = tuple(_layer(text, family, i, block) for i, block in enumerate(blocks))
-    output = _outputs(text, layers)
-    query, groups = _queries(text, family.layout, layers, output.size)
+    layers = {
+        i: _layer(text, family, i, block)
+        for i, block in enumerate(blocks)
+        if not _without_attention(text, family, i, block)
+    }
+    if not layers:
+        raise ModelError(
+            f"none of the {len(blocks)} layers of this {text.model_type} model has an attention. "
+            "Choose a model with attention heads."
+        )
+    output = _outputs(text, layers.values())
+    query, groups = _queries(text, family.layout, layers.values(), output.size)
+    gate = None
+    if family.layout == "gated":
+        after = tuple(start + query.size for start in query.starts if start is not None)
+        gate = HeadSlices(after, query.size, query.width)
     if ranks > 1:
-        styles = styles_of(model, layers)
+        styles = styles_of(model, layers.values())
         query, output = (
             on_rank(slices, groups, family.layout, style, rank, ranks)
             for slices, style in zip((query, output), styles, strict=True)
         )
     return Architecture(
         model_type=text.model_type,
-        num_layers=len(layers),
+        num_layers=len(blocks),
         num_heads=int(text.num_attention_heads),
         num_kv_heads=groups,
         head_dim=query.size,
@@ -129,7 +143,8 @@ def describe(model: nn.Module, *, tensor_parallel: bool = False) -> Architecture
         output_slices=output,
         norm=norm,
         unembedding=model.get_output_embeddings(),
-        through_interface=_calls_interface(layers[0].attention),
+        gate_slices=gate,
+        through_interface=_calls_interface(next(iter(layers.values())).attention),
         ranks=ranks,
     )
 
@@ -174,6 +189,13 @@ def _layer(config: Any, family: Family, index: int, block: nn.Module) -> Attenti
     )
 
 
+def _without_attention(config: Any, family: Family, index: int, block: nn.Module) -> bool:
+    """Whether the config says that a layer is something else than attention, and it is."""
+    kinds = getattr(config, "layer_types", None)
+    other = kinds is not None and kinds[index] not in _KINDS
+    return other and _find(block, family.attention) is None
+
+
 def _reach(config: Any, index: int) -> tuple[Kind, int | None]:
     """Which keys layer ``index`` sees: its kind and its window."""
     window = getattr(config, "sliding_window", None)
@@ -198,7 +220,7 @@ def _calls_interface(attention: nn.Module) -> bool:
     return hasattr(sys.modules[type(attention).__module__], "ALL_ATTENTION_FUNCTIONS")
 
 
-def _outputs(config: Any, layers: tuple[AttentionLayer, ...]) -> HeadSlices:
+def _outputs(config: Any, layers: Collection[AttentionLayer]) -> HeadSlices:
     """Where the heads are in the output modules' input."""
     heads = int(config.num_attention_heads)
     width = _same(config, [_width(layer.output, ("in_features", "nx")) for layer in layers])
@@ -211,17 +233,19 @@ def _outputs(config: Any, layers: tuple[AttentionLayer, ...]) -> HeadSlices:
 
 
 def _queries(
-    config: Any, layout: Layout, layers: tuple[AttentionLayer, ...], output: int
+    config: Any, layout: Layout, layers: Collection[AttentionLayer], output: int
 ) -> tuple[HeadSlices, int]:
     """Where the heads are in the query modules' output, and the number of key/value heads.
 
-    A fused projection also gives keys and values, all as large as a head's ``output``.
+    A fused projection also gives keys and values, or gates, all as large as a head's ``output``.
     """
     heads = int(config.num_attention_heads)
     width = _same(config, [_width(layer.query, ("out_features", "nf")) for layer in layers])
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
     size, rest = divmod(width, heads)
-    if layout != "split":
+    if layout == "gated":
+        size, rest = output, width - 2 * output * heads
+    elif layout != "split":
         size, rest = output, width - output * heads
         groups, rest = divmod(rest, 2 * size)
     if rest or groups < 1 or heads % groups:
@@ -252,6 +276,8 @@ def _width(module: nn.Module, names: tuple[str, ...]) -> int | None:
 
 
 def _starts(layout: Layout, heads: int, groups: int, size: int) -> tuple[int, ...]:
+    if layout == "gated":
+        return tuple(2 * head * size for head in range(heads))
     each = heads // groups
     skipped = 2 if layout == "grouped" else 0  # a key and a value after each group's queries
     return tuple((head + skipped * (head // each)) * size for head in range(heads))

@@ -7,6 +7,7 @@ this rank's heads alone; or it gathers them, and a hook sees them all. Which of 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from lm_eval_locos.architecture._structure import AttentionLayer, HeadSlices
@@ -57,7 +58,7 @@ def check_split(ranks: int, *, handled: bool, adapted: bool) -> None:
 
 
 def styles_of(
-    model: nn.Module, layers: tuple[AttentionLayer, ...]
+    model: nn.Module, layers: Collection[AttentionLayer]
 ) -> tuple[str | None, str | None]:
     """How the model's plan splits the query and the output modules."""
     plan = dict(getattr(model, "tp_plan", None) or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:  # rankings and gates are read without torch
 Site = Literal["query", "output"]
 SITES: tuple[Site, ...] = get_args(Site)
 Kind = Literal["global", "sliding", "chunked"]
+NONE = "none"
+"""The kind of a decoder layer without attention (a convolution, a recurrence): it has no heads."""
 
 
 class Head(NamedTuple):
@@ -100,8 +103,11 @@ class Architecture:
     Attributes:
         head_dim: features of a head's query.
         decoder: the module of all layers.
+        layers: the attention of each decoder layer that has one, by the layer's number.
         query_slices: where the heads are in the output of ``layers[l].query``.
         output_slices: where they are in the input of ``layers[l].output``.
+        gate_slices: where in the output of ``layers[l].query`` each head has the gate of its
+            output, whose sigmoid multiplies what it read from the values; None without gates.
         norm: the norm before the unembedding.
         unembedding: module from hidden states to logits.
         through_interface: whether the attention calls transformers' attention interface; if not,
@@ -118,22 +124,51 @@ class Architecture:
     hidden_size: int
     vocab_size: int
     decoder: nn.Module
-    layers: tuple[AttentionLayer, ...]
+    layers: Mapping[int, AttentionLayer]
     query_slices: HeadSlices
     output_slices: HeadSlices
     norm: nn.Module
     unembedding: nn.Module
+    gate_slices: HeadSlices | None = None
     through_interface: bool = True
     ranks: int = 1
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """Every head, by layer, then by head."""
-        return tuple(Head(i, j) for i in range(self.num_layers) for j in range(self.num_heads))
+        return tuple(Head(i, j) for i in self.layers for j in range(self.num_heads))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of every decoder layer; ``none`` where it has no attention."""
+        kinds = {index: layer.kind for index, layer in self.layers.items()}
+        return tuple(kinds.get(index, NONE) for index in range(self.num_layers))
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers have no attention."""
+        return len(self.layers) < self.num_layers
 
     def slices(self, site: Site) -> HeadSlices:
         """Where the heads are at ``site``; the same in every layer."""
         return self.query_slices if site == "query" else self.output_slices
+
+    def check_heads(self, heads: Iterable[Head]) -> None:
+        """Raises ModelError unless every one of these heads exists."""
+        heads, known = list(heads), set(self.heads)
+        if not (wrong := [head for head in heads if head not in known]):
+            return
+        if self.hybrid and wrong[0].layer in set(range(self.num_layers)) - self.layers.keys():
+            raise ModelError(
+                f"head {wrong[0]} does not exist: layer {wrong[0].layer} of this "
+                f"{self.model_type} model has no attention. Choose heads of the layers "
+                f"{', '.join(map(str, self.layers))}; is the ranking of another model?"
+            )
+        raise ModelError(
+            f"head {wrong[0]} is outside the model, which has layers 0-{self.num_layers - 1} and "
+            f"heads 0-{self.num_heads - 1} ({len(wrong)} of {len(heads)} heads are). Heads are "
+            "written LAYER-HEAD, both from 0; is the ranking of another model?"
+        )
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
@@ -147,14 +182,3 @@ class Architecture:
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
         }
-
-
-def check_heads(heads: tuple[Head, ...] | list[Head], num_layers: int, num_heads: int) -> None:
-    """Raises ModelError unless every head exists in ``num_layers`` x ``num_heads``."""
-    wrong = [h for h in heads if not (0 <= h.layer < num_layers and 0 <= h.head < num_heads)]
-    if wrong:
-        raise ModelError(
-            f"head {wrong[0]} is outside the model, which has layers 0-{num_layers - 1} and heads "
-            f"0-{num_heads - 1} ({len(wrong)} of {len(heads)} heads are). Heads are written "
-            "LAYER-HEAD, both from 0; is the ranking of another model?"
-        )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["split", "query_first", "grouped"]
+Layout = Literal["split", "query_first", "grouped", "gated"]
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,16 @@ class Family:
     Attributes:
         model_types: the ``model_type`` of the (text) configs.
         layers: the list of decoder layers, from the decoder.
-        attention: the attention, from a decoder layer.
+        attention: the attention, from a decoder layer; a layer of a type that is not attention
+            (``layer_types`` of the config) may be without it.
         query: the module whose output holds the queries, from the attention; of several the first
             that is there.
         output: the module whose input is the heads' outputs, from the attention.
         norm: the norm before the unembedding, from the decoder.
         layout: how the query module's output is laid out. ``split``: queries only, head after head;
             ``query_first``: queries, then keys, then values; ``grouped``: for each key/value head
-            its queries, its key and its value.
+            its queries, its key and its value; ``gated``: for each head its query, and then a gate
+            whose sigmoid multiplies the head's output.
     """
 
     model_types: tuple[str, ...]
@@ -73,6 +75,12 @@ for _family in (
     # Latent attention: a head's query has a part without and a part with RoPE, side by side.
     Family(("deepseek_v2", "deepseek_v3"), query=("q_b_proj", "q_proj")),
     Family(("phi3",), query="qkv_proj", layout="query_first"),
+    # Hybrids: their other layers are convolutions, or linear attention, and have no heads.
+    Family(("lfm2", "lfm2_moe"), output="out_proj", norm="embedding_norm"),
+    Family(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        layout="gated",
+    ),
     Family(
         ("gpt2",),
         layers="h",

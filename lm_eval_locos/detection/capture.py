@@ -29,7 +29,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lm_eval_locos.ablation import refuse_compiled
+from lm_eval_locos.ablation import on_site, refuse_compiled
 from lm_eval_locos.architecture import Architecture, attention_implementation, describe
 from lm_eval_locos.detection.captured import Capture, LayerCapture
 from lm_eval_locos.errors import ModelError
@@ -68,21 +68,24 @@ def capturing(
         raise ModelError("a capture is running already. Captures do not nest; close the first one.")
     architecture = architecture or describe(model)
     refuse_compiled(model)
-    attention = [layer.attention for layer in architecture.layers]
-    special = any(layer.softcap or layer.sinks for layer in architecture.layers)
+    layers = architecture.layers
+    special = any(layer.softcap or layer.sinks for layer in layers.values())
     kernel = not special and getattr(architecture.decoder, "_supports_sdpa", False)
     name = (SDPA if kernel else EAGER) if architecture.through_interface else "sdpa"
-    capture = Capture(architecture.layers, first_row, seen, name == EAGER)
+    capture = Capture(architecture, first_row, seen, name == EAGER)
     try:
         _active = capture
         with ExitStack() as stack:
             stack.enter_context(attention_implementation(architecture, name))
-            if not architecture.through_interface:
-                for module in attention:
+            for index, kept in capture.layers.items():
+                module = layers[index].attention
+                if not architecture.through_interface:
                     stack.enter_context(_listening(module))
-            for layer, module in zip(capture.layers, attention, strict=True):
                 if hasattr(module, "expand_kv"):
-                    stack.callback(_keeping_latent(layer, module).remove)
+                    stack.callback(_keeping_latent(kept, module).remove)
+                if architecture.gate_slices is not None:
+                    hook = on_site(architecture, index, "query", kept.keep_gate)
+                    stack.callback(hook.remove)
             yield capture
     finally:
         _active = None

@@ -10,13 +10,11 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from lm_eval_locos.architecture import AttentionLayer
+from lm_eval_locos.architecture import Architecture, AttentionLayer, HeadSlices
 from lm_eval_locos.errors import ModelError
 
 
@@ -30,8 +28,9 @@ class LayerCapture:
         sinks: one extra logit a head, shape (H,), that takes part in the softmax, or None.
     """
 
-    def __init__(self, layer: AttentionLayer, seen: int) -> None:
+    def __init__(self, layer: AttentionLayer, gate: HeadSlices | None, seen: int) -> None:
         self.kind, self.window = layer.kind, layer.window
+        self._gate_slices = gate
         self.scaling = 1.0
         self.softcap: float | None = None
         self.sinks: Tensor | None = None
@@ -42,6 +41,8 @@ class LayerCapture:
         self._outputs: list[Tensor] = []
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
+        self._gates: list[Tensor] = []
+        self._query_output: Tensor | None = None
         self._latent: tuple[nn.Module, Cache] | None = None
 
     @property
@@ -64,7 +65,15 @@ class LayerCapture:
 
     def outputs(self) -> Tensor:
         """Every head's output (the o_proj input) in the kept rows, (B, H, R, head_dim)."""
-        return torch.cat(self._outputs, 1).transpose(1, 2)
+        read = torch.cat(self._outputs, 1).transpose(1, 2)
+        gates = self.gates()
+        return read if gates is None else read * gates
+
+    def gates(self) -> Tensor | None:
+        """What each head's output is multiplied by, (B, H, R, head_dim), or None."""
+        if self._gate_slices is None:
+            return None
+        return self._gate_slices.split(torch.cat(self._gates, 1)).transpose(1, 2).sigmoid()
 
     def keys_values(self) -> tuple[Tensor, Tensor, int]:
         """Keys and values (B, Hk, C, head_dim) and the absolute column of the first of the C.
@@ -91,6 +100,7 @@ class LayerCapture:
             value: as ``key``.
             output: (B, Q, H, head_dim).
         """
+        gates, self._query_output = self._query_output, None
         count, total = query.shape[2], key.shape[2]
         seen = self._seen = self._seen + count
         rows = min(count, seen - first_row)
@@ -99,6 +109,8 @@ class LayerCapture:
         # A slice would keep the whole prompt's queries alive: it is copied.
         self._queries.append(query if rows == count else query[:, :, -rows:].clone())
         self._outputs.append(output if rows == count else output[:, -rows:].clone())
+        if gates is not None:
+            self._gates.append(gates if rows == count else gates[:, -rows:].clone())
         self._rows += rows
         if self._latent is not None:
             return
@@ -120,6 +132,10 @@ class LayerCapture:
         self._keys.append(key[:, :, start:end].clone())
         self._values.append(value[:, :, start:end].clone())
 
+    def keep_gate(self, query_output: Tensor) -> None:
+        """Keeps the query module's output, where the gates are, until `record` knows the rows."""
+        self._query_output = query_output
+
     def keep_latent(self, attention: nn.Module, cache: Cache) -> None:
         """Keeps the cache in the place of keys and values, which are formed from what it holds."""
         self._latent = attention, cache
@@ -131,20 +147,23 @@ class LayerCapture:
 
 
 class Capture:
-    """What is kept of one batch: ``layers[i]`` of decoder layer i.
+    """What is kept of one batch: ``layers[i]`` of decoder layer i, if it has attention.
 
     Attributes:
         materialises: whether the attention forms the matrix of the rows that are fed at a time.
     """
 
     def __init__(
-        self, layers: Sequence[AttentionLayer], first_row: int, seen: int, materialises: bool
+        self, architecture: Architecture, first_row: int, seen: int, materialises: bool
     ) -> None:
         self.first_row, self.materialises = first_row, materialises
-        self.layers = tuple(LayerCapture(layer, seen) for layer in layers)
+        self.layers = {
+            index: LayerCapture(layer, architecture.gate_slices, seen)
+            for index, layer in architecture.layers.items()
+        }
 
     def release(self) -> None:
         """To be called before a forward pass where memory is tight: the cache grows by copying,
         and without the references held here the old copy is free at once. Optional."""
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.release()

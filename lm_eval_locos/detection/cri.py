@@ -64,7 +64,7 @@ def cri(
         architecture: ``describe(model)`` where it is known already.
 
     Returns:
-        (layers, heads), float64 on the CPU, in nats.
+        (layers with attention, heads), float64 on the CPU, in nats.
 
     Raises:
         DataError: no answer step, or filler of another length than the needle's.
@@ -105,16 +105,19 @@ class _Patching:
 
     @torch.inference_mode()
     def gains(self, batch_size: int) -> Tensor:
-        self._prefix = prefix.prefill(self.model, self.clean[: self.past]) if self.past else None
+        self._prefix = None
+        if self.past:
+            before = self.clean[: self.past]
+            self._prefix = prefix.prefill(self.model, self.architecture, before)
         outputs: list[Tensor] = []
         with ExitStack() as stack:
-            for index in range(self.architecture.num_layers):
+            for index in self.architecture.layers:
                 # append gives None: the activations are left alone.
                 stack.callback(on_site(self.architecture, index, "output", outputs.append).remove)
             self._log_probability(self.clean, 1)
         floor = self._log_probability(self.corrupted, 1)
         rows = []
-        for layer, output in enumerate(outputs):
+        for layer, output in zip(self.architecture.layers, outputs, strict=True):
             heads = list(range(self.architecture.num_heads))
             found: list[Tensor] = []
             while heads:
@@ -151,9 +154,12 @@ class _Patching:
     def _log_probability(self, ids: tuple[int, ...], copies: int) -> Tensor:
         """Mean log-probability of the answer steps' tokens, (copies,), float64 on the CPU."""
         if self._prefix is None:
-            cache = prefix.empty(self.model)
+            cache = prefix.empty(self.model, self.architecture)
         else:
-            cache = prefix.continued(self.model, self._prefix, [len(ids)] * copies, self.past)
+            lengths = [len(ids)] * copies
+            cache = prefix.continued(
+                self.model, self.architecture, self._prefix, lengths, self.past
+            )
         device = input_device(self.model)
         fed = torch.tensor([ids[self.past :]], device=device).expand(copies, -1)
         # Early releases of some families need a mask to know how much is in the cache.

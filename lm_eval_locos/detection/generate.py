@@ -62,8 +62,8 @@ class TrialResult:
         text: their text, thinking left out.
         steps: the answer steps; their number weighs the trial in equation 4.
         passed: whether the trial counts.
-        scores: per method a (layers, heads) float64 tensor on the CPU. A trial that does not pass
-            has ``headkv`` only, which needs no generation.
+        scores: per method a (layers with attention, heads) float64 tensor on the CPU. A trial that
+            does not pass has ``headkv`` only, which needs no generation.
     """
 
     ids: tuple[int, ...]
@@ -145,7 +145,7 @@ class Engine:
         config = base_model(self.model).config.get_text_config(decoder=True)
         layout, weight = self.architecture, self._unembedding()
         width = layout.query_slices.size + layout.output_slices.size
-        kv = layout.num_layers * layout.num_kv_heads * width
+        kv = len(layout.layers) * layout.num_kv_heads * width
         state = 6 * layout.hidden_size + 3 * int(getattr(config, "intermediate_size", 0))
         tokens = longest + self.stopping.max_new_tokens
         # Keys and values, the activations of one layer, the mask of a padded batch.
@@ -255,11 +255,11 @@ class Engine:
         if self._make_cache is not None:
             return self._make_cache()
         if past == 0:
-            return prefix.empty(self.model)
+            return prefix.empty(self.model, self.architecture)
         if self._shared is None or self._shared[0] != shared:
             self._shared = None  # frees the former one first
-            self._shared = (shared, prefix.prefill(self.model, shared))
-        return prefix.continued(self.model, self._shared[1], lengths, past)
+            self._shared = (shared, prefix.prefill(self.model, self.architecture, shared))
+        return prefix.continued(self.model, self.architecture, self._shared[1], lengths, past)
 
     def release(self) -> None:
         """Frees the keys and values of the last shared prefix."""
@@ -286,9 +286,9 @@ class Engine:
                 scored = steps if passed else []
                 readers.append(Reader(trial, generation, scored, methods, row, width))
         answers = [self._answer_rows(reader) for reader in readers]
-        for index, layer in enumerate(self.architecture.layers):
+        for index, layer in self.architecture.layers.items():
             kept = capture.layers[index]
-            captured = kept.queries(), kept.outputs(), kept.keys_values()
+            captured = kept.queries(), kept.outputs(), kept.gates(), kept.keys_values()
             for reader, u in zip(readers, answers, strict=True):
                 effect = None if u is None else scores.direct_effect(layer.output, u)
                 reader.read(kept, *captured, effect)

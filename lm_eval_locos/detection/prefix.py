@@ -1,11 +1,12 @@
 """One prefill of a text that many prompts begin with, and caches that go on from a part of it.
 
-    >>> prefix = prefill(model, haystack_ids)
-    >>> cache = continued(model, prefix, lengths=[800, 790], past=500)
+    >>> prefix = prefill(model, architecture, haystack_ids)
+    >>> cache = continued(model, architecture, prefix, lengths=[800, 790], past=500)
     >>> forward(model, cache, input_ids=ids[:, 500:], ...)
 
 Keys and values of a token depend on the tokens before it only, and a dynamic cache can be cut
-anywhere. A sliding-window layer's cannot once it has dropped something.
+anywhere. A sliding-window layer's cannot once it has dropped something, and the state of a layer
+without attention never can.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, cache_utils
 
 from lm_eval_locos.architecture import Architecture, base_model, input_device
+from lm_eval_locos.errors import ModelError
 
 
 def forward(model: nn.Module, cache: Cache, **inputs: Any) -> Any:
@@ -28,14 +31,27 @@ def forward(model: nn.Module, cache: Cache, **inputs: Any) -> Any:
     return model(**inputs, use_cache=True, **{name: cache})
 
 
-def empty(model: nn.Module) -> DynamicCache:
-    """The cache that plain generation uses."""
+def empty(model: nn.Module, architecture: Architecture) -> DynamicCache:
+    """The cache that plain generation uses.
+
+    Raises:
+        ModelError: layers without attention, in a release of transformers that keeps their state
+            elsewhere: what goes on from this cache would have forgotten it.
+    """
+    if architecture.hybrid and not hasattr(cache_utils, "LinearAttentionLayer"):
+        raise ModelError(
+            f"transformers {transformers.__version__} keeps the state of layers without attention "
+            f"({architecture.model_type}) in a cache of their own, and heads cannot be scored "
+            "there. Use a newer release, such as 5.24."
+        )
     return DynamicCache(config=base_model(model).config)
 
 
 def why_not(architecture: Architecture, longest: int) -> str | None:
     """Why caches of ``longest`` tokens cannot be cut, or None where they can."""
-    windows = [layer.window for layer in architecture.layers if layer.window is not None]
+    if architecture.hybrid:
+        return "layers without attention keep a state that stands for all tokens before"
+    windows = [x.window for x in architecture.layers.values() if x.window is not None]
     if not windows or min(windows) >= longest:
         return None
     return (
@@ -44,24 +60,31 @@ def why_not(architecture: Architecture, longest: int) -> str | None:
     )
 
 
-def prefill(model: nn.Module, ids: Sequence[int]) -> Cache:
+def prefill(model: nn.Module, architecture: Architecture, ids: Sequence[int]) -> Cache:
     """The cache after ``ids``, of one sequence."""
-    cache = empty(model)
+    cache = empty(model, architecture)
     device = input_device(model)
     forward(model, cache, input_ids=torch.tensor([list(ids)], device=device), logits_to_keep=1)
     return cache
 
 
-def continued(model: nn.Module, prefix: Cache, lengths: Sequence[int], past: int) -> DynamicCache:
+def continued(
+    model: nn.Module,
+    architecture: Architecture,
+    prefix: Cache,
+    lengths: Sequence[int],
+    past: int,
+) -> DynamicCache:
     """A new cache with the first ``past`` columns of a left-padded batch; ``prefix`` stays whole.
 
     Args:
         model: of the prefix.
+        architecture: its description.
         prefix: see `prefill`; each sequence starts with a part of its text that reaches ``past``.
         lengths: tokens of each prompt; the batch is as wide as the longest.
         past: columns, padding included, that need no computing.
     """
-    cache = empty(model)
+    cache = empty(model, architecture)
     width = max(lengths)
     kept = [max(0, past - (width - length)) for length in lengths]
     for index, layer in enumerate(prefix.layers):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from lm_eval_locos import __version__
 from lm_eval_locos.architecture import Head
 from lm_eval_locos.detection.generate import TrialResult
@@ -25,12 +27,17 @@ def versions() -> dict[str, str]:
 
 
 def ranking(
-    method: str, ids: Sequence[str], results: Sequence[TrialResult], meta: Mapping[str, Any]
+    method: str,
+    layers: Sequence[int],
+    ids: Sequence[str],
+    results: Sequence[TrialResult],
+    meta: Mapping[str, Any],
 ) -> HeadRanking:
     """One method's ranking, with bootstrap intervals.
 
     Args:
         method: its name.
+        layers: the decoder layers that the rows of the scores belong to.
         ids: of the trials.
         results: of the trials.
         meta: what all rankings of the run record.
@@ -39,12 +46,10 @@ def ranking(
     passed = sum(result.passed for result in results)
     scores: dict[Head, tuple[float, ...]] = {}
     if rows:
-        layers, heads = rows[0][1].scores[method].shape
-        table = [result.scores[method].tolist() for _, result in rows]
-        for layer in range(layers):
-            for head in range(heads):
-                values = tuple(float(f"{row[layer][head]:.{_DIGITS}g}") for row in table)
-                scores[Head(layer, head)] = values
+        table = torch.stack([result.scores[method] for _, result in rows], -1).tolist()
+        for layer, heads in zip(layers, table, strict=True):
+            for head, values in enumerate(heads):
+                scores[Head(layer, head)] = tuple(float(f"{x:.{_DIGITS}g}") for x in values)
     steps = tuple(len(result.steps) for _, result in rows) if method in POOLED else None
     made = HeadRanking(
         scores=scores,
@@ -90,7 +95,7 @@ def card(rankings: Mapping[str, HeadRanking], *, top: int = 10) -> str:
         "| | |",
         "|---|---|",
         f"| model | {meta['model']}, revision {meta['revision'] or 'none'}, {meta['dtype']} |",
-        f"| attention | {fingerprint['num_layers']} layers x {fingerprint['num_heads']} heads "
+        f"| attention | {_layers(rankings, fingerprint)} x {fingerprint['num_heads']} heads "
         f"({fingerprint['num_kv_heads']} key/value heads), {fingerprint['architecture']} |",
         f"| data | {_data(meta)} |",
         f"| split | {meta['split']} |",
@@ -134,6 +139,12 @@ def card(rankings: Mapping[str, HeadRanking], *, top: int = 10) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _layers(rankings: Mapping[str, HeadRanking], fingerprint: Mapping[str, Any]) -> str:
+    total = fingerprint["num_layers"]
+    scored = len({head.layer for ranking in rankings.values() for head in ranking.scores})
+    return f"{total} layers" if scored in (0, total) else f"{scored} of {total} layers"
 
 
 def _data(meta: Mapping[str, Any]) -> str:

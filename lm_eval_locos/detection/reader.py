@@ -123,6 +123,7 @@ class Reader:
         kept: LayerCapture,
         queries: Tensor,
         outputs: Tensor,
+        gates: Tensor | None,
         keys_values: tuple[Tensor, Tensor, int],
         effect: Tensor | None,
     ) -> None:
@@ -132,6 +133,7 @@ class Reader:
             kept: the layer.
             queries: ``kept.queries()``.
             outputs: ``kept.outputs()``.
+            gates: ``kept.gates()``.
             keys_values: ``kept.keys_values()``.
             effect: W_O^T u of the answer steps' tokens, (T, H * d), where `needs_effect`.
         """
@@ -171,9 +173,12 @@ class Reader:
             best, overlap = (torch.cat(part, 1).T for part in zip(*tops, strict=True))
             self._keep(best=torch.where(best >= 0, best + view.cut, -1), overlap=overlap)
         if effect is not None:
-            z = outputs[self.row, :, _places([shift + row for row in self._answer])]
+            rows = _places([shift + row for row in self._answer])
+            z = outputs[self.row, :, rows]
             answer = on_needle[:, _places(self._among(self._answer))]
             written = scores.weighted_values(answer, values[:, slice(*view.needle)])
+            if gates is not None:
+                written = written * gates[self.row, :, rows]
             self._keep(
                 all=scores.logit_contribution(z.transpose(0, 1), effect),
                 needle=scores.logit_contribution(written.transpose(0, 1), effect),
@@ -196,7 +201,7 @@ class Reader:
             self._facts[name].append(value.cpu())
 
     def scores(self) -> dict[str, Tensor]:
-        """Per method the (layers, heads) tensor, after all layers were read."""
+        """Per method the (layers read, heads) tensor, after all layers were read."""
         layers = len(self._facts["mass"])
         facts = {name: torch.cat(parts, 1) for name, parts in self._facts.items()}
         heads = facts["mass"].shape[1] // layers

@@ -9,9 +9,11 @@ W_O of the output projection and the unembedding row u of the token generated at
 
     phi[t, j] = a[t, j] * (u[t] . W_O v[j])
 
-(LOCOS, arXiv 2607.01002). No sum over j is ever written out position by position: the sum over all
-keys is u . W_O z with z the head's ordinary output, and the sum over the needle needs the
-attention on the needle only.
+(LOCOS, arXiv 2607.01002). Where a gate g[t] multiplies the head's output, it multiplies v[j] too,
+as what the head writes at step t is W_O (g[t] * v[j]).
+
+No sum over j is ever written out position by position: the sum over all keys is u . W_O z with z
+the head's ordinary output, and the sum over the needle needs the attention on the needle only.
 """
 
 from __future__ import annotations

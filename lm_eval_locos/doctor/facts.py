@@ -17,7 +17,11 @@ def facts(model: nn.Module, architecture: Architecture) -> dict[str, str]:
     def module(of: nn.Module) -> str:
         return f"{names.get(id(of), '?')} ({type(of).__name__})"
 
-    layers, first = architecture.layers, architecture.layers[0]
+    layers = architecture.layers.values()
+    first = next(iter(layers))
+    described = [architecture.layers.get(i) for i in range(architecture.num_layers)]
+    windows = [layer and layer.window for layer in described]
+    between = "keys and values" if architecture.gate_slices is None else "gates"
     parameters = list(model.parameters())
     return {
         "model": f"{architecture.model_type}, {type(base_model(model)).__name__}",
@@ -26,16 +30,18 @@ def facts(model: nn.Module, architecture: Architecture) -> dict[str, str]:
         "head size": f"query {architecture.query_slices.size}, "
         f"output {architecture.output_slices.size}",
         "layers": _counted(
-            layer.kind if layer.window is None else f"{layer.kind} ({layer.window})"
-            for layer in layers
+            kind if window is None else f"{kind} ({window})"
+            for kind, window in zip(architecture.kinds, windows, strict=True)
         ),
         "scaling": _counted(f"{layer.scaling:.6g}" for layer in layers),
         "soft cap": _counted(f"{layer.softcap or 'none'}" for layer in layers),
         "sinks": _counted("yes" if layer.sinks else "none" for layer in layers),
         "attention": module(first.attention)
         + ("" if architecture.through_interface else ", calls torch's kernel itself"),
-        "query site": f"output of {module(first.query)}, {_layout(architecture.query_slices)}",
-        "output site": f"input of {module(first.output)}, {_layout(architecture.output_slices)}",
+        "query site": f"output of {module(first.query)}, "
+        f"{_layout(architecture.query_slices, between)}",
+        "output site": f"input of {module(first.output)}, "
+        f"{_layout(architecture.output_slices, between)}",
         "norm": module(architecture.norm),
         "unembedding": module(architecture.unembedding),
         "weights": f"{sum(p.numel() for p in parameters):,} parameters, "
@@ -52,10 +58,10 @@ def _counted(values: Iterable[str]) -> str:
     return ", ".join(f"{count} {value}" for value, count in counts.most_common())
 
 
-def _layout(slices: HeadSlices) -> str:
+def _layout(slices: HeadSlices, between: str) -> str:
     starts = [start for start in slices.starts if start is not None]
     size, width = slices.size, slices.width
     if starts != [i * size for i in range(len(starts))]:
-        return f"{len(starts)} heads of {size} with keys and values between them ({width} features)"
+        return f"{len(starts)} heads of {size} with {between} between them ({width} features)"
     more = "" if len(starts) * size == width else ", then keys and values"
     return f"{len(starts)} heads of {size} after one another{more} ({width} features)"

@@ -26,15 +26,18 @@ class EagerLayer:
     Attributes:
         attention: rows of the attention matrix, (H, R, L), float64.
         values: (Hv, L, size of a head's output), float64.
+        gates: what the heads' outputs are multiplied by in those rows, (H, R, size of a head's
+            output), float64, or None.
     """
 
     attention: Tensor
     values: Tensor
+    gates: Tensor | None = None
 
 
 def eager_layers(
     model: nn.Module, architecture: Architecture, ids: Tensor, rows: Sequence[int]
-) -> list[EagerLayer]:
+) -> dict[int, EagerLayer]:
     """Runs ``ids``, (1, L), with eager attention and keeps some rows of every matrix.
 
     The matrices are read where they arise, so that only one exists at a time.
@@ -43,6 +46,7 @@ def eager_layers(
         ModelError: the model's eager attention returns no matrices.
     """
     found: dict[int, Tensor] = {}
+    gates: dict[int, Tensor] = {}
     shape = (1, architecture.num_heads, ids.shape[1], ids.shape[1])
 
     def keep(layer: int, output: Any) -> None:
@@ -51,24 +55,38 @@ def eager_layers(
             if isinstance(part, Tensor) and tuple(part.shape) == shape:
                 found[layer] = part[0, :, list(rows)].to("cpu", torch.float64)
 
-    cache = DynamicCache()  # without the config no layer drops what left its window
+    def keep_gates(layer: int, output: Tensor) -> None:
+        rows_of = architecture.gate_slices.split(output[0, list(rows)])
+        gates[layer] = rows_of.transpose(0, 1).to("cpu", torch.float64).sigmoid()
+
+    # Without the config no layer drops what left its window; hybrids need it for their other state.
+    cache = prefix.empty(model, architecture) if architecture.hybrid else DynamicCache()
     with ExitStack() as stack:
         stack.enter_context(attention_implementation(architecture, "eager"))
-        for index, layer in enumerate(architecture.layers):
-            handle = layer.attention.register_forward_hook(
-                lambda module, args, output, index=index: keep(index, output)
-            )
-            stack.callback(handle.remove)
+        for index, layer in architecture.layers.items():
+            hooked = [(layer.attention, keep)]
+            if architecture.gate_slices is not None:
+                hooked.append((layer.query, keep_gates))
+            for module, function in hooked:
+                handle = module.register_forward_hook(
+                    lambda module, args, output, index=index, f=function: f(index, output)
+                )
+                stack.callback(handle.remove)
         prefix.forward(model, cache, input_ids=ids, logits_to_keep=1)
-    if len(found) < architecture.num_layers:
+    if len(found) < len(architecture.layers):
+        name = type(next(iter(architecture.layers.values())).attention).__name__
         raise ModelError(
-            f"{type(architecture.layers[0].attention).__name__} returns no attention matrix with "
-            "attn_implementation=eager, so that there is nothing to compare with."
+            f"{name} returns no attention matrix with attn_implementation=eager, so that there is "
+            "nothing to compare with."
         )
-    return [
-        EagerLayer(found[i], _values(layer.attention, cache.layers[i]).to("cpu", torch.float64)[0])
-        for i, layer in enumerate(architecture.layers)
-    ]
+    return {
+        i: EagerLayer(
+            found[i],
+            _values(layer.attention, cache.layers[i]).to("cpu", torch.float64)[0],
+            gates.get(i),
+        )
+        for i, layer in architecture.layers.items()
+    }
 
 
 def _values(attention: nn.Module, cached: Any) -> Tensor:
@@ -111,7 +129,8 @@ def explicit_scores(
 ) -> dict[str, tuple[Tensor, float]]:
     """LOCOS and attention-spatial of a layer's heads, position by position.
 
-    At step t, with phi[j] = a[t, j] * (u[t] . W_O v[j]), or a[t, j] alone,
+    At step t, with phi[j] = a[t, j] * (u[t] . W_O v[j]), or a[t, j] alone, and v[j] multiplied by
+    the head's gate at t where there is one,
 
         plus - minus = sum of phi on the needle - n / (N - n) * sum of phi off the needle
 
@@ -136,7 +155,8 @@ def explicit_scores(
         on = [j for j in positions if needle[0] <= j < needle[1]]
         off = [j for j in positions if not needle[0] <= j < needle[1]]
         ratio = len(on) / len(off) if off else 0.0
-        read = torch.einsum("hjd,hdo,o->hj", values, slices, unembedding[step])
+        written = slices if layer.gates is None else layer.gates[:, step, :, None] * slices
+        read = torch.einsum("hjd,hdo,o->hj", values, written, unembedding[step])
         attention = layer.attention[:, step]
         for method, phi in (("locos", attention * read), ("attention_spatial", attention)):
             plus, minus = phi[:, on], ratio * phi[:, off]

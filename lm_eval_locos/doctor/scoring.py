@@ -26,7 +26,8 @@ _METHODS = ("locos", "attention_spatial")
 
 def visible_keys(subject: Subject) -> Finding:
     """An eager run attends where the description says a layer sees, and to all of it."""
-    for index, (layer, run) in enumerate(zip(_layers(subject), subject.eager, strict=True)):
+    for index, run in subject.eager.items():
+        layer = subject.architecture.layers[index]
         attended = (run.attention > 0).any(0)  # (R, L)
         seen = [visible(layer.kind, layer.window, row) for row in subject.rows]
         outside = attended.clone()
@@ -48,16 +49,13 @@ def visible_keys(subject: Subject) -> Finding:
     return True, f"every layer attends to what it should see; {_crossed(subject)}"
 
 
-def _layers(subject: Subject) -> tuple[AttentionLayer, ...]:
-    return subject.architecture.layers
-
-
 def _reach(layer: AttentionLayer) -> str:
     return layer.kind if layer.window is None else f"{layer.kind}, {layer.window} keys"
 
 
 def _crossed(subject: Subject) -> str:
-    windows = sorted({layer.window for layer in _layers(subject) if layer.window is not None})
+    found = {layer.window for layer in subject.architecture.layers.values()}
+    windows = sorted(window for window in found if window is not None)
     tokens = subject.length + STEPS - 1
     told = [
         f"the window of {window} was {'' if window < tokens else 'NOT '}crossed"
@@ -68,7 +66,7 @@ def _crossed(subject: Subject) -> str:
 
 def scaling(subject: Subject) -> Finding:
     """Scaling, soft cap and sinks are what the attention was called with."""
-    for index, (layer, kept) in enumerate(_captured(subject)):
+    for index, layer, kept in _captured(subject):
         sinks = kept.sinks is not None
         for name, described, called in (
             ("scaling", layer.scaling, kept.scaling),
@@ -83,23 +81,24 @@ def scaling(subject: Subject) -> Finding:
     return True, "scaling, soft cap and sinks of every layer are what its attention is called with"
 
 
-def _captured(subject: Subject) -> list[tuple[AttentionLayer, LayerCapture]]:
-    pairs = list(zip(_layers(subject), subject.recording.capture.layers, strict=True))
-    for index, (layer, kept) in enumerate(pairs):
+def _captured(subject: Subject) -> list[tuple[int, AttentionLayer, LayerCapture]]:
+    captured = subject.recording.capture.layers
+    found = [(i, layer, captured[i]) for i, layer in subject.architecture.layers.items()]
+    for index, layer, kept in found:
         if not kept.columns:
             raise ModelError(
                 f"the attention of layer {index}, a {type(layer.attention).__name__}, calls "
                 "neither transformers' attention interface nor torch's kernel. Heads can be "
                 "ablated but not scored."
             )
-    return pairs
+    return found
 
 
 def attention(subject: Subject) -> Finding:
     """The captured output is the output module's input, and the softmax gives it again."""
     slices = subject.architecture.output_slices
     exact, worst, far = True, 0.0, 0
-    for index, (_, kept) in enumerate(_captured(subject)):
+    for index, _, kept in _captured(subject):
         z = slices.split(subject.recording.inputs[index]).transpose(0, 1)  # (H, R, size)
         output = kept.outputs()[0].cpu()
         if output.shape != z.shape:
@@ -143,7 +142,9 @@ def _again(kept: LayerCapture) -> Tensor:
     if kept.sinks is not None:
         sinks = kept.sinks.cpu().double()[:, None, None].expand(-1, logits.shape[1], 1)
         logits = torch.cat([logits, sinks], -1)
-    return logits.softmax(-1)[..., : keys.shape[1]] @ values
+    read = logits.softmax(-1)[..., : keys.shape[1]] @ values
+    gates = kept.gates()
+    return read if gates is None else read * gates[0].cpu().double()
 
 
 def queries(subject: Subject) -> Finding:
@@ -178,13 +179,14 @@ def scores(subject: Subject) -> Finding:
     rows = _unembedding(architecture)[ids[subject.length :]]
     got = _engine_scores(subject, rows.float())
     errors = dict.fromkeys(_METHODS, 0.0)
-    for index, (layer, run) in enumerate(zip(architecture.layers, subject.eager, strict=True)):
+    for number, (index, run) in enumerate(subject.eager.items()):
+        layer = architecture.layers[index]
         weight = output_weight(layer.output, architecture.output_slices.width)
         seen = [visible(layer.kind, layer.window, row) for row in subject.rows]
         u = rows.to("cpu", torch.float64)
         expected = explicit_scores(run, weight, u, seen, subject.needle)
         for method, (score, size) in expected.items():
-            difference = float((got[method][index] - score).abs().max())
+            difference = float((got[method][number] - score).abs().max())
             error = difference / size if size else difference
             errors[method] = error if not error <= errors[method] else errors[method]
     told = ", ".join(f"{method} {error:.1e}" for method, error in errors.items())
@@ -205,10 +207,11 @@ def _rounding(subject: Subject) -> float:
     """How far the heads' outputs of the eager run are from the captured run's, in the same rows."""
     slices = subject.architecture.output_slices
     errors = []
-    for run, inputs in zip(subject.eager, subject.recording.inputs, strict=True):
-        z = slices.split(inputs[-STEPS:]).transpose(0, 1)
+    for index, run in subject.eager.items():
+        z = slices.split(subject.recording.inputs[index][-STEPS:]).transpose(0, 1)
         groups = len(run.attention) // len(run.values)
         eager = run.attention @ run.values.repeat_interleave(groups, 0)
+        eager = eager if run.gates is None else eager * run.gates
         errors.append(relative_error(eager, z))
     return max(errors)
 
@@ -230,7 +233,7 @@ def _engine_scores(subject: Subject, rows: Tensor) -> dict[str, Tensor]:
     generation.ids = following
     trial = Trial(tuple(prompt), subject.needle, gold="")
     reader = Reader(trial, generation, range(STEPS), _METHODS, row=0, width=len(prompt))
-    for layer, kept in _captured(subject):
+    for _, layer, kept in _captured(subject):
         effect = engine.direct_effect(layer.output, rows)
-        reader.read(kept, kept.queries(), kept.outputs(), kept.keys_values(), effect)
+        reader.read(kept, kept.queries(), kept.outputs(), kept.gates(), kept.keys_values(), effect)
     return reader.scores()

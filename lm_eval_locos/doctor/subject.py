@@ -61,11 +61,11 @@ class Recording:
 
     Attributes:
         capture: what detection would keep.
-        inputs: per layer the input of its output module in the same rows, (R, width).
+        inputs: per layer the input of its output module in the same rows, (R, width), on the CPU.
     """
 
     capture: Capture
-    inputs: list[Tensor]
+    inputs: dict[int, Tensor]
 
 
 @dataclass
@@ -96,15 +96,16 @@ class Subject:
     @property
     def window(self) -> int | None:
         """The smallest window of any layer."""
-        windows = [layer.window for layer in self.architecture.layers if layer.window is not None]
-        return min(windows, default=None)
+        windows = [layer.window for layer in self.architecture.layers.values()]
+        return min((window for window in windows if window is not None), default=None)
 
     @property
     def needle(self) -> tuple[int, int]:
         """[start, end) in the prompt: across the edge of the smallest window, or in the middle."""
         middle = self.length // 2
         if self.window is not None and self.window < self.length:
-            kind = next(x.kind for x in self.architecture.layers if x.window == self.window)
+            layers = self.architecture.layers.values()
+            kind = next(layer.kind for layer in layers if layer.window == self.window)
             middle = visible_columns([self.length - 1], 0, kind, self.window)[0][0]
         start = min(middle - _NEEDLE // 2, self.length - _NEEDLE)
         return start, start + _NEEDLE
@@ -113,8 +114,9 @@ class Subject:
 
     @property
     def layers(self) -> list[int]:
-        """First, middle and last layer."""
-        return spread(self.architecture.num_layers, 3)
+        """First, middle and last layer with attention."""
+        layers = list(self.architecture.layers)
+        return [layers[i] for i in spread(len(layers), 3)]
 
     @property
     def heads(self) -> list[Head]:
@@ -192,19 +194,19 @@ class Subject:
     def record(self, values: Mapping[Head, Tensor] | None = None) -> Recording:
         """Runs prompt and following tokens under capture, with queries replaced."""
         first = self.length - ANCHOR_ROWS
-        inputs: list[list[Tensor]] = [[] for _ in self.architecture.layers]
+        inputs: dict[int, list[Tensor]] = {layer: [] for layer in self.architecture.layers}
         pieces = [self.ids[: self.length], *([token] for token in self.ids[self.length : -1])]
         with ExitStack() as stack:
-            for layer, into in enumerate(inputs):
+            for layer, into in inputs.items():
                 keep = _last_rows(into)
                 stack.callback(on_site(self.architecture, layer, "output", keep).remove)
             stack.enter_context(ablate(self.model, values or {}, architecture=self.architecture))
-            cache = prefix.empty(self.model)
+            cache = prefix.empty(self.model, self.architecture)
             capture = stack.enter_context(capturing(self.model, self.architecture, first_row=first))
             for piece in pieces:
                 ids = self.fed(piece)
                 prefix.forward(self.model, cache, input_ids=ids, logits_to_keep=1)
-        return Recording(capture, [torch.cat(rows) for rows in inputs])
+        return Recording(capture, {layer: torch.cat(rows) for layer, rows in inputs.items()})
 
     @cached_property
     def recording(self) -> Recording:
@@ -217,8 +219,9 @@ class Subject:
         return range(self.length - 1, self.length - 1 + STEPS)
 
     @cached_property
-    def eager(self) -> list[EagerLayer]:
-        """Attention matrices' `rows` and all values, of every layer, from an eager run."""
+    def eager(self) -> dict[int, EagerLayer]:
+        """Attention matrices' `rows` and all values, of every layer with attention, from an eager
+        run."""
         ids = self.fed(self.ids[:-1])
         return eager_layers(self.model, self.architecture, ids, self.rows)
 
