@@ -102,18 +102,20 @@ def needle_weights(
 ) -> tuple[Tensor, Tensor]:
     """Attention weights on the needle (H, R, n), and the weight on all keys (H, R).
 
-    The softmax over the keys that a row sees, of which only the needle's part is formed. A sink
-    adds one logit to it, so that the keys' weights sum to less than 1.
+    A sink adds one logit to the softmax, so that the keys' weights sum to less than 1.
 
     Args:
         logits: (H, R, C).
         needle: [start, end) in the C columns.
         sinks: (H,), or None.
     """
-    keys = logits.logsumexp(-1, keepdim=True)
-    all_ = keys if sinks is None else torch.logaddexp(keys, sinks.float()[:, None, None])
-    weights = (logits[..., slice(*needle)] - all_).exp_()
-    return weights, (keys - all_).exp_()[..., 0]
+    count = logits.shape[-1]
+    if sinks is not None:
+        extra = sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)
+        logits = torch.cat([logits, extra], -1)
+    weights = logits.softmax(-1)
+    total = weights.new_ones(weights.shape[:2]) if sinks is None else weights[..., :count].sum(-1)
+    return weights[..., slice(*needle)], total
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
