@@ -273,17 +273,25 @@ class LocosAblatedLM(HFLM):
         long = []
         for i, request in enumerate(requests):
             context, kwargs = request.args[0], dict(request.args[1])
-            room = self.max_length - normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"]
+            answer = normalize_gen_kwargs(kwargs, self.max_gen_toks)["max_gen_toks"]
+            room = self.max_length - answer
             # A token is at least one byte, so most prompts need no tokenising here.
             if len(context.encode()) < room or (length := len(self.tok_encode(context))) <= room:
                 continue
             if self.on_overlength == "error":
+                where = f"task {request.task_name}, document {request.doc_id}"
+                if room <= 0:
+                    raise DataError(
+                        f"{where}: the answer may have {answer} tokens, and the model takes "
+                        f"{self.max_length} with the prompt. Use a larger max_length, or fewer "
+                        "tokens of answer (--gen_kwargs max_gen_toks=...)."
+                    )
                 raise DataError(
-                    f"task {request.task_name}, document {request.doc_id}: the prompt has {length} "
-                    f"tokens and the model takes {room} ({self.max_length} less room for the "
-                    "answer); cutting it would remove the instruction or the needle. Use shorter "
-                    "contexts (--metadata '{\"lengths\": [...]}'), a larger max_length, or "
-                    "on_overlength=skip or truncate in --model_args."
+                    f"{where}: the prompt has {length} tokens and the model takes {room} "
+                    f"({self.max_length} less {answer} for the answer); cutting it would remove "
+                    "the instruction or the needle. Use shorter contexts (--metadata "
+                    "'{\"lengths\": [...]}'), a larger max_length, or on_overlength=skip or "
+                    "truncate in --model_args."
                 )
             long.append(i)
         if long and self.on_overlength == "truncate":

@@ -190,6 +190,14 @@ def test_long_prompt_is_an_error_that_names_everything(folder):
         lm.generate_until(generate("w5", LONG), True)
 
 
+def test_no_room_for_the_answer_is_an_error_of_its_own(folder):
+    lm = load(folder, max_length=64)
+    asked = generate("w5 w6", max_gen_toks=64)
+    said = r"task task, document 0: the answer may have 64 tokens, and the model takes 64 with the"
+    with pytest.raises(DataError, match=said):
+        lm.generate_until(asked, True)
+
+
 def test_long_prompt_may_be_skipped_and_is_counted(folder, caplog):
     lm = load(folder, on_overlength="skip")
     answers = lm.generate_until(generate("w5", LONG, "w6"), True)

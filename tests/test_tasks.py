@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 
 import lm_eval
 import pytest
@@ -118,6 +119,15 @@ def test_examples_stand_before_the_question_without_a_chat_template(manager, tas
     assert prompt.startswith("\n\n".join(turns) + "\n\n")
     assert prompt.count("Question:") == 5
     assert prompt.endswith("\nAnswer:")
+
+
+def test_results_hold_the_examples_themselves(manager):
+    """Not the function that gives them, whose address differs from run to run."""
+    config = evaluate(manager, ["locos_parametric"])["configs"]["locos_parametric"]
+    question, answer = parametric.EXAMPLES[0]
+    first = {"prompt": parametric.prompt(question), "answers": [answer]}
+    assert config["fewshot_config"]["samples"][0] == first
+    assert " at 0x" not in json.dumps(config, default=str)
 
 
 def test_examples_are_turns_with_a_chat_template(manager, tokenizer):

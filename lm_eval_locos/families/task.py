@@ -47,6 +47,10 @@ class LocosTask(ConfigurableTask):
     ) -> None:
         # The harness leaves the YAML's own "class" key in, and TaskConfig knows no such field.
         config = {key: value for key, value in (config or {}).items() if key != "class"}
+        shots = config.get("fewshot_config") or {}
+        if callable(shots.get("samples")):
+            # As a function they would stand in the results file by their address in memory.
+            config["fewshot_config"] = {**shots, "samples": shots["samples"]()}
         super().__init__(data_dir, cache_dir, download_mode, config)
         if not isinstance(self.dataset, Documents):
             raise DataError(
