@@ -77,10 +77,7 @@ for _family in (
     Family(("phi3",), query="qkv_proj", layout="query_first"),
     # Hybrids: their other layers are convolutions, or linear attention, and have no heads.
     Family(("lfm2", "lfm2_moe"), output="out_proj", norm="embedding_norm"),
-    Family(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        layout="gated",
-    ),
+    Family(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), layout="gated"),
     Family(
         ("gpt2",),
         layers="h",
