@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.sources import haystack as module
 from lm_eval_locos.sources.haystack import (
-    WORDS,
     Haystack,
-    Ruler,
     after_sentence,
     on_line,
     sentence_ends,
-    tokenizer_ruler,
 )
+from lm_eval_locos.sources.rulers import WORDS, Ruler, tokenizer_ruler
 
 NEEDLE = "Actually, Yuki lives next to the Louvre."
 DEPTHS = st.one_of(st.sampled_from([0.0, 4.0, 25.0, 50.0, 75.0, 96.0, 100.0]), st.floats(0, 100))

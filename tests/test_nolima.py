@@ -18,7 +18,7 @@ from lm_eval_locos.families import calibration_prompts, grids, nolima, tokenizer
 from lm_eval_locos.families.documents import sha256_of
 from lm_eval_locos.families.tokenizers import ruler_for
 from lm_eval_locos.sources import needles
-from lm_eval_locos.sources.haystack import WORDS
+from lm_eval_locos.sources.rulers import WORDS
 
 LENGTHS = {
     "250": 250,

@@ -25,11 +25,11 @@ from lm_eval_locos.families.tokenizers import ruler_for
 from lm_eval_locos.sources.haystack import (
     Haystack,
     Placement,
-    Ruler,
     after_sentence,
     on_line,
 )
 from lm_eval_locos.sources.needles import PARTS, Benchmark, Entry, Part, load_benchmark
+from lm_eval_locos.sources.rulers import Ruler
 
 TEMPLATE = (
     "Read the text.\n\n{haystack}\n\n"

@@ -17,7 +17,7 @@ from typing import Any
 
 from lm_eval_locos.bundled import resolve, running_unnamed
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.sources.haystack import WORDS, Ruler, tokenizer_ruler
+from lm_eval_locos.sources.rulers import WORDS, Ruler, tokenizer_ruler
 
 _log = logging.getLogger(__name__)
 
