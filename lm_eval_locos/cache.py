@@ -10,8 +10,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import torch
@@ -32,13 +33,37 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(platformdirs.user_cache_dir("lm-eval-locos"))
 
 
+# Where a model came from and how it is run; neither changes what it computes.
+_NOT_THE_MODEL = frozenset(
+    "_name_or_path name_or_path _commit_hash transformers_version architectures use_cache dtype "
+    "torch_dtype _attn_implementation attn_implementation _attn_implementation_internal "
+    "_experts_implementation experts_implementation _experts_implementation_internal "
+    "base_model_name_or_path inference_mode revision peft_version".split()
+)
+
+
+def _settings(value: Any) -> Any:
+    """A config as JSON holds it, without what does not change the model."""
+    if isinstance(value, Mapping):
+        return {str(k): _settings(v) for k, v in value.items() if k not in _NOT_THE_MODEL}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return [_settings(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def model_identity(model: nn.Module) -> str:
-    """A hash that tells models apart: structure, and a sample of every weight.
+    """A hash that tells models apart: their settings, and a sample of every weight.
 
     Up to 1,024 evenly spaced elements a tensor are read, so an adapter, another quantisation or a
-    fine-tune changes it, however the model was loaded.
+    fine-tune changes it, however the model was loaded; and so do settings without weights (a RoPE
+    scaling, a window, an adapter's alpha).
     """
     digest = hashlib.sha256(type(base_model(model)).__name__.encode())
+    configs = [base_model(model).config, *getattr(model, "peft_config", {}).values()]
+    for config in configs:
+        digest.update(json.dumps(_settings(config.to_dict()), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not isinstance(tensor, Tensor):
             continue  # a quantiser's extra state

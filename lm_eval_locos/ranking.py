@@ -237,6 +237,15 @@ class HeadRanking:
             )
         layers, heads = int(fingerprint["num_layers"]), int(fingerprint["num_heads"])
         outside = sorted(h for h in self.scores if h.layer >= layers or h.head >= heads)
+        with_attention = fingerprint.get("attention_layers")
+        if not outside and with_attention is not None:
+            kept = set(map(int, str(with_attention).split()))
+            if without := sorted(head for head in self.scores if head.layer not in kept):
+                raise RankingError(
+                    f"heads={self.path} names head {without[0]}, but layer {without[0].layer} of "
+                    f"the model has no attention ({len(without)} heads are in such layers; those "
+                    f"with attention are {with_attention}). Use a ranking of this model."
+                )
         if outside:
             raise RankingError(
                 f"heads={self.path} names head {outside[0]}, but the model has layers "

@@ -45,7 +45,9 @@ def condition_of(
     if select == "list":
         if head_list is None:
             raise RankingError("select=list needs head_list, such as head_list=3-1;7-2.")
-        text = head_list if isinstance(head_list, str) else ";".join(map(str, head_list))
+        # The harness makes numbers of what looks like one: 3.1 was meant to be 3-1.
+        listed = [head_list] if isinstance(head_list, str | int | float) else head_list
+        text = ";".join(map(str, listed))
         return Condition("heads", heads=parse_head_list(text))
     if head_list is not None:
         raise RankingError(f"head_list={head_list} needs select=list; select={select} ignores it.")

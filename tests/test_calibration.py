@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tiny import FAMILIES, HEADS, attention_of, random_ids, tiny_model
@@ -187,6 +189,53 @@ def test_unwritable_cache_is_a_warning(counted, caplog, monkeypatch):
     assert cache.cached({"a": 1}, measure).num_prompts == 6
     assert "cannot be kept" in caplog.text
     assert calls == [1]
+
+
+def settings_changed(**changes):
+    model = tiny_model("mistral")
+    config = copy.deepcopy(model.config)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    torch.manual_seed(0)
+    other = type(model)._from_config(config).eval()
+    other.load_state_dict(model.state_dict())
+    return model, other
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 13},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+        {"rms_norm_eps": 1e-3},
+    ],
+)
+def test_model_identity_sees_settings_without_weights(changes):
+    """The means of the one are not those of the other."""
+    model, other = settings_changed(**changes)
+    assert cache.model_identity(model) != cache.model_identity(other)
+    means = [calibrate(m, PROMPTS, site="output", progress=False).means for m in (model, other)]
+    assert (means[0] - means[1]).abs().max() > 1e-6
+
+
+def test_model_identity_does_not_see_where_it_came_from_or_how_it_runs(tmp_path):
+    model = tiny_model("llama")
+    identity = cache.model_identity(model)
+    model.save_pretrained(tmp_path)
+    for attn in ("sdpa", "eager"):
+        again = type(model).from_pretrained(tmp_path, attn_implementation=attn)
+        assert cache.model_identity(again.eval()) == identity
+
+
+def test_model_identity_sees_the_adapters_alpha():
+    from peft import LoraConfig, get_peft_model
+
+    found = set()
+    for alpha in (4, 64):
+        torch.manual_seed(0)
+        config = LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj", "o_proj"])
+        found.add(cache.model_identity(get_peft_model(tiny_model("llama"), config)))
+    assert len(found) == 2
 
 
 def test_model_identity_sees_any_changed_tensor_and_nothing_else():

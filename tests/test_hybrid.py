@@ -7,8 +7,9 @@ import logging
 
 import pytest
 import torch
+import transformers
 from tiny import FAMILIES, HEADS, SCORED, random_ids, tiny_model
-from transformers import AutoModelForCausalLM, cache_utils
+from transformers import AutoModelForCausalLM
 
 from lm_eval_locos.ablation import ablate
 from lm_eval_locos.architecture import Family, Head, describe, families, register_family
@@ -19,7 +20,7 @@ from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.detection.cri import cri
 from lm_eval_locos.detection.generate import Engine
 from lm_eval_locos.doctor import diagnose, facts
-from lm_eval_locos.errors import ModelError
+from lm_eval_locos.errors import ModelError, RankingError
 from lm_eval_locos.figures import grid
 from lm_eval_locos.ranking import HeadRanking
 
@@ -102,8 +103,10 @@ def test_a_ranking_with_such_a_head_is_refused(folder, family):
         "num_calibration": 2,
         "device": "cpu",
     }
-    with pytest.raises(ModelError, match=rf"head {missing}-0 does not exist: layer {missing}"):
-        LocosAblatedLM(num_heads=1, **options)
+    said = rf"names head {missing}-0, but layer {missing} of the model has no attention"
+    for more in ({"num_heads": 1}, {"num_heads": 1, "select": "random"}, {"num_heads": 2}):
+        with pytest.raises(RankingError, match=said):
+            LocosAblatedLM(**more, **options)
 
 
 @needs_detection
@@ -157,13 +160,13 @@ def test_the_prefix_is_not_shared_and_the_log_says_why(family, tokenizer, caplog
     assert "layers without attention keep a state" in caplog.text
 
 
-def test_releases_that_keep_the_state_elsewhere_are_refused(family, tokenizer, monkeypatch):
-    """What goes on from their caches forgets it: the tokens would be others, without a word."""
-    monkeypatch.delattr(cache_utils, "LinearAttentionLayer", raising=False)
+def test_releases_that_lose_the_state_are_refused(family, tokenizer, monkeypatch):
+    """The tokens would be others, without a word."""
+    monkeypatch.setattr(transformers, "__version__", "5.14.1")
     model = tiny_model(family)
     engine = Engine(model, tokenizer, max_new_tokens=2)
     trial = Trial(tuple(random_ids(20)[0]), (3, 6), "w1")
-    said = r"transformers .* keeps the state of layers without attention .*Use a newer release"
+    said = r"transformers 5\.14\.1 loses the state of layers .* Use transformers 5\.17 or later"
     with pytest.raises(ModelError, match=said):
         dict(engine.run_all([trial]))
     with pytest.raises(ModelError, match=said):

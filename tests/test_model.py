@@ -56,6 +56,8 @@ def test_both_request_types_run_ablated(folder, tokenizer, family, site):
     if family != "llama":
         shutil.rmtree(folder / "model")
         tiny_model(family).save_pretrained(folder / "model")
+        pairs = [(i, j) for i in FAMILIES[family].layers for j in range(4)]
+        (folder / "heads.json").write_text(json.dumps({f"{i}-{j}": [4 * i + j] for i, j in pairs}))
     # Apart from the model: AutoTokenizer has its own idea of a Qwen2 model's tokenizer.
     tokenizer.save_pretrained(folder / "tokenizer")
     own = {"tokenizer": str(folder / "tokenizer")}
@@ -276,6 +278,8 @@ def test_plain_model_cannot_read_an_ablated_cache(folder):
         ({"head_list": "1-1"}, RankingError, "head_list=1-1 needs select=list"),
         ({"select": "list", "head_list": "9-1"}, ModelError, "head 9-1 is outside the model"),
         ({"select": "list", "head_list": "a"}, RankingError, "'a' is no head"),
+        ({"select": "list", "head_list": 3.1}, RankingError, r"'3\.1' is no head"),
+        ({"select": "list", "head_list": 11}, RankingError, "'11' is no head"),
         ({"select": "random", "num_heads": 7}, RankingError, "only 5 heads are left"),
         ({"site": "key"}, LocosError, "site='key' is not known. Use one of query, output"),
         ({"mode": "max"}, LocosError, "mode='max'"),

@@ -173,7 +173,7 @@ class Architecture:
     @property
     def fingerprint(self) -> dict[str, str | int]:
         """What a ranking records about the model it was made on (file form 3)."""
-        return {
+        found: dict[str, str | int] = {
             "architecture": self.model_type,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
@@ -182,3 +182,6 @@ class Architecture:
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
         }
+        if self.hybrid:
+            found["attention_layers"] = " ".join(map(str, self.layers))
+        return found

@@ -17,11 +17,15 @@ from typing import Any
 
 import torch
 import transformers
+from packaging.version import Version
 from torch import nn
-from transformers import Cache, DynamicCache, cache_utils
+from transformers import Cache, DynamicCache
 
 from lm_eval_locos.architecture import Architecture, base_model, input_device
 from lm_eval_locos.errors import ModelError
+
+HYBRID_SINCE = Version("5.17")
+"""The first release seen to continue a padded batch of a hybrid model rightly (5.14 did not)."""
 
 
 def forward(model: nn.Module, cache: Cache, **inputs: Any) -> Any:
@@ -35,14 +39,14 @@ def empty(model: nn.Module, architecture: Architecture) -> DynamicCache:
     """The cache that plain generation uses.
 
     Raises:
-        ModelError: layers without attention, in a release of transformers that keeps their state
-            elsewhere: what goes on from this cache would have forgotten it.
+        ModelError: layers without attention, in a release of transformers that cannot go on from
+            their state with the next piece of a prompt: it would generate other tokens.
     """
-    if architecture.hybrid and not hasattr(cache_utils, "LinearAttentionLayer"):
+    if architecture.hybrid and Version(transformers.__version__) < HYBRID_SINCE:
         raise ModelError(
-            f"transformers {transformers.__version__} keeps the state of layers without attention "
-            f"({architecture.model_type}) in a cache of their own, and heads cannot be scored "
-            "there. Use a newer release, such as 5.24."
+            f"transformers {transformers.__version__} loses the state of layers without attention "
+            f"({architecture.model_type}) between the pieces of a prompt, so that heads would be "
+            f"scored on other answers. Use transformers {HYBRID_SINCE} or later."
         )
     return DynamicCache(config=base_model(model).config)
 
