@@ -10,6 +10,7 @@ folder of its own, which appears whole or not at all, so that a sweep that was k
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import logging
@@ -31,6 +32,8 @@ from lm_eval_locos.files import check_folder, clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
 
 if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
     from lm_eval_locos.model import LocosAblatedLM
 
 _log = logging.getLogger(__name__)
@@ -119,6 +122,7 @@ def sweep(
     metadata: Mapping[str, Any] | None = None,
     resume: bool = False,
     progress: bool = True,
+    manager: TaskManager | None = None,
 ) -> list[Path]:
     """Runs what is not finished yet; the folders of all runs, in their order.
 
@@ -135,13 +139,15 @@ def sweep(
         metadata: for the tasks, as ``--metadata``.
         resume: go on with what the folder has, which is an error otherwise.
         progress: whether to show a bar.
+        manager: from `manager_of`, where that was called already.
 
     Raises:
         DataError: the folder holds another sweep, or this one without ``resume``.
         LocosError: an unknown task, or a ranking that does not fit the model.
     """
-    from lm_eval.tasks import TaskManager
-
+    if limit is not None and limit <= 0:
+        raise LocosError(f"limit={limit}: expected a number of documents, or a share below 1.")
+    manager = manager or manager_of(tasks, model_args, metadata)
     folder = Path(output)
     for ranking in rankings.values():
         ranking.check_fits(lm.architecture.fingerprint)
@@ -162,8 +168,6 @@ def sweep(
     for left in folder.glob(".run-*"):  # of a run that was killed
         shutil.rmtree(left, ignore_errors=True)
     finished = [folder / run.name for run in runs if (folder / run.name).is_dir()]
-    # Indexing all tasks takes seconds: once for all runs. Loaders read the model's arguments.
-    manager = TaskManager(metadata={**model_args, **(metadata or {})})
     with tqdm(
         total=len(runs), initial=len(finished), desc="Sweep", unit="run", disable=not progress
     ) as bar:
@@ -190,10 +194,40 @@ def sweep(
     return [folder / run.name for run in runs]
 
 
+def manager_of(
+    tasks: Sequence[str], model_args: Mapping[str, Any], metadata: Mapping[str, Any] | None
+) -> TaskManager:
+    """The harness's index of tasks, with what their loaders read; needs no model.
+
+    Indexing takes seconds: once for all runs.
+
+    Raises:
+        LocosError: a task that is not known, or that asks under conditions of its own.
+    """
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(metadata={**model_args, **(metadata or {})})
+    for name in tasks:
+        if not manager.match_tasks([name]):
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise LocosError(
+                f"--tasks {name}: no such task. {hint}lm_eval ls tasks lists what there is; add "
+                "tasks with commas, such as nolima,locos_arithmetic."
+            )
+        if name.startswith("locos_specificity"):
+            raise LocosError(
+                f"--tasks {name}: it asks under conditions of its own. Run it with lm_eval --model "
+                "locos-ablated, or sweep the families' tasks, such as --tasks locos."
+            )
+    return manager
+
+
 def _begin(folder: Path, identity: dict[str, Any], resume: bool) -> None:
     path = folder / RECORD
     check_folder(folder)
-    if not path.exists():
+    started = any(child.is_dir() and not child.name.startswith(".") for child in folder.glob("*"))
+    if not (path.exists() and started):  # of a sweep that failed in its first run nothing is kept
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
         return

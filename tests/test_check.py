@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from report_files import BASE, binary, documents, sample, write_ranking, write_run
+from report_files import BASE, TASK, binary, documents, sample, write_ranking, write_run
 
 from lm_eval_locos.cli import check
 from lm_eval_locos.errors import LocosError
@@ -345,6 +345,90 @@ def test_a_number_that_is_nan_fails_and_takes_the_means_with_it(tmp_path):
     assert call(out, "--config", gates(tmp_path, gate("nolima_drop", min=0.1)))[0] == 0
 
 
+@pytest.mark.parametrize("metric", ["nolima_drop", "specificity"])
+def test_a_baseline_that_is_nan_fails_as_well(tmp_path, metric):
+    def spoil(content):
+        if content["config"]["model"] != "locos-ablated":
+            result = content["results"]["nolima"]
+            result.update({key: float("nan") for key in result if "," in key})
+
+    out = pair(tmp_path, change=spoil)
+    status, table, err = call(out, "--config", gates(tmp_path, gate(metric, min=0.1)))
+    assert (status, err) == (1, "")
+    assert "nolima's contains is nan in " in only(table)
+
+
+def without(family):
+    def change(content):
+        if content["config"]["model"] == "locos-ablated":
+            for part in ("results", "configs", "n-samples", "task_hashes", "n-shot"):
+                content[part].pop(TASK.get(family, family), None)
+
+    return change
+
+
+def test_a_family_that_only_the_baseline_ran_fails_the_means(tmp_path):
+    out = pair(tmp_path, change=without("arithmetic"))
+    said = "the baseline ran locos_arithmetic, and top:20 did not: run it too, or leave it out"
+    for metric, keys in (("specificity", {"min": 0.1}), ("controls_held", {})):
+        status, table, _ = call(out, "--config", gates(tmp_path, gate(metric, **keys)))
+        assert status == 1
+        assert said in only(table)
+    assert call(out, "--config", gates(tmp_path, gate("nolima_drop", min=0.1)))[0] == 0
+
+
+def test_other_weights_under_the_same_path_are_refused(tmp_path):
+    """The folder was overwritten between the two runs."""
+    ranking = write_ranking(tmp_path / "locos.json")
+    base = {family: binary(family, N, share) for family, share in BASE.items()}
+
+    def weights(value):
+        return lambda content: content["config"]["locos"].update(model_identity=value)
+
+    def runs(folder, *identities):
+        options = [{"condition": "baseline"}, {"condition": "top:20"}]
+        for i, (identity, more) in enumerate(zip(identities, options, strict=True)):
+            change = weights(identity)
+            write_run(folder, base, ranking=ranking, number=i, change=change, **more)
+        return folder
+
+    config = gates(tmp_path, gate("nolima_drop", max=0.5))
+    assert call(runs(tmp_path / "same", "a1", "a1"), "--config", config)[0] == 0
+    status, _, err = call(runs(tmp_path / "other", "a1", "b2"), "--config", config)
+    assert status == 2
+    assert "are of different models: weights is a1 there and b2 here" in err
+
+
+def test_skipped_documents_are_told_of_a_gate_that_passes(tmp_path):
+    ranking = write_ranking(tmp_path / "locos.json")
+    base = {family: binary(family, N, share) for family, share in BASE.items()}
+    write_run(tmp_path / "out", base)
+    after = {family: [*entries] for family, entries in base.items()}
+    after["nolima"][:3] = [
+        {k: v for k, v in e.items() if k not in e["metrics"]} | {"metrics": []}
+        for e in after["nolima"][:3]
+    ]
+    write_run(tmp_path / "out", after, condition="top:20", ranking=ranking, number=1)
+    config = gates(tmp_path, gate("nolima_drop", max=0.5))
+    status, table, _ = call(tmp_path / "out", "--config", config)
+    assert status == 0
+    assert "Skipped documents do not count: 3 of NoLiMa." in only(table)
+
+
+def test_the_condition_that_the_task_measured_is_judged(tmp_path):
+    """Its metadata may have asked for another k than the model's arguments."""
+
+    def change(content):
+        content["config"]["locos"]["condition"] = "top:4"
+        recorded = content["configs"]["locos_specificity"]["metadata"]["locos_specificity"]
+        recorded["conditions"] = ["baseline", "top:20", "layer-random:20:0"]
+
+    out, _ = own(tmp_path, change=change)
+    for keys, status in (({"k": 20}, 0), ({"condition": "top:20"}, 0), ({"k": 4}, 1)):
+        config = gates(tmp_path, gate("specificity", min=0.1, **keys))
+        assert call(out, "--config", config)[0] == status, keys
+
+
 def test_a_file_with_nothing_but_nan_fails(tmp_path):
     def spoil(content):
         for result in content["results"].values():
@@ -587,6 +671,7 @@ def test_the_example_is_read():
         "controls_held",
         "p_random",
         "nolima_baseline",
+        "nolima_drop",
     ]
 
 

@@ -290,3 +290,63 @@ def test_files_that_cannot_be_read_are_named(files, tmp_path, places):
     arguments = parser.parse_args(["compare", *map(str, given)])
     with pytest.raises(LocosError, match=f"{kind}.json: n"):
         arguments.run(arguments)
+
+
+# -- a task that asks under conditions ------------------------------------------------------------
+
+
+def asked_under(folder, scores_by_family: dict[str, list[float]], *, number: int, condition: str):
+    """A results file of ``locos_specificity`` whose documents have a baseline of 1."""
+    own = {"conditions": ["baseline", condition], "families": {}}
+    lines = []
+    for family, scores in scores_by_family.items():
+        metric = {"nolima": "contains"}.get(family, "exact_match")
+        own["families"][family] = {"metric": metric}
+        for doc, score in zip(documents(family, len(scores)), scores, strict=True):
+            answers = {"baseline": ("yes", 1.0), condition: ("no", score)}
+            found = {name: {"answer": a, "score": s} for name, (a, s) in answers.items()}
+            # The harness hashes a document before it is scored.
+            line = sample(doc, "contains", score)
+            lines.append(line | {"doc": doc | {"locos": {"conditions": found}}})
+
+    def change(content):
+        name = "locos_specificity"
+        for part in ("results", "configs", "n-samples", "task_hashes", "n-shot", "versions"):
+            content[part] = {name: content[part]["nolima"]} if part in content else {}
+        content["configs"][name]["metadata"][name] = own
+        content["results"][name]["specificity,none"] = 0.5
+
+    path = write_run(
+        folder,
+        {"nolima": lines},
+        condition="top:5",  # the model's own, which the task's metadata overrode
+        ranking=write_ranking(folder.parent / "locos.json"),
+        number=number,
+        change=change,
+    )
+    (samples,) = path.parent.glob(f"samples_nolima_*{path.name[-30:-5]}*")
+    samples.rename(str(samples).replace("samples_nolima", "samples_locos_specificity"))
+    return path
+
+
+def test_tasks_that_ask_under_conditions_are_compared_family_by_family(tmp_path):
+    a = {"nolima": [0.0] * 6 + [1.0] * 6, "parametric": [1.0] * 12}
+    b = {"nolima": [1.0] * 12, "parametric": [1.0] * 11 + [0.0]}
+    first = asked_under(tmp_path / "a", a, number=0, condition="top:9")
+    second = asked_under(tmp_path / "b", b, number=1, condition="top:3")
+    found = compare(load([first]), load([second]), resamples=100)
+    assert (found.a.condition, found.b.condition) == ("top:9", "top:3")
+    assert [(t.name, t.metric, t.a, t.b) for t in found.tasks] == [
+        ("locos_specificity:nolima", "contains", 0.5, 1.0),
+        ("locos_specificity:parametric", "exact_match", 1.0, pytest.approx(11 / 12)),
+    ]
+    assert [len(t.gained) for t in found.tasks] == [6, 0]
+
+
+def test_conditions_of_an_unknown_form_are_an_error(tmp_path):
+    first = asked_under(tmp_path / "a", {"nolima": [1.0, 0.0]}, number=0, condition="top:9")
+    content = json.loads(first.read_text())
+    content["configs"]["locos_specificity"]["metadata"]["locos_specificity"]["families"] = {"x": 3}
+    first.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"A: a task recorded its conditions in a form .* Run it"):
+        compare(load([first]), load([first]), resamples=100)

@@ -188,6 +188,10 @@ def test_a_ranking_of_another_model(run):
         (["--controls", "randon:2"], "control 'randon:2' is not known"),
         (["--model-args", "num_heads=3"], "--model-args num_heads=...: use"),
         (["--metadata", "{"], "--metadata is not JSON"),
+        (["--tasks", "locos_parametrik"], "--tasks locos_parametrik: no such task. Did you mean"),
+        (["--tasks", "locos_specificity_lite"], "--tasks locos_specificity_lite: it asks under"),
+        (["--limit", "0"], "--limit 0: expected a number of documents"),
+        (["--limit", "-3"], "--limit -3: expected a number of documents"),
         (["--heads", "none.json"], "heads=none.json: cannot be read"),
     ],
 )

@@ -99,6 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         [text for text in arguments.controls.split(",") if text],
     )
     model_args = {"pretrained": arguments.model, **extra}
+    tasks, metadata = arguments.tasks.split(","), _metadata(arguments.metadata)
+    limit = _limit(arguments.limit)
+    manager = sweep.manager_of(tasks, model_args, metadata)  # before the model is loaded
     size = arguments.batch_size
     lm = LocosAblatedLM(
         **{"device": arguments.device, **model_args},
@@ -109,16 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
         lm,
         rankings,
         runs,
-        tasks=arguments.tasks.split(","),
+        tasks=tasks,
         output=arguments.output,
         model_args=model_args,
-        limit=_limit(arguments.limit),
+        limit=limit,
         apply_chat_template=arguments.apply_chat_template,
-        metadata=_metadata(arguments.metadata),
+        metadata=metadata,
         resume=arguments.resume,
+        manager=manager,
     )
     if lm.rank == 0:
-        for line in best_k_lines(leaderboard(load([arguments.output]), resamples=1000)):
+        for line in best_k_lines(leaderboard(load([arguments.output]))):
             print(line)
         print(f"{len(folders)} runs in {arguments.output}. Next: locos report {arguments.output}")
     return 0
@@ -134,6 +138,10 @@ def _whole(text: str) -> int:
 
 def _limit(value: float | None) -> int | float | None:
     """The harness takes a number of documents, or below 1 a share of them."""
+    from lm_eval_locos.errors import LocosError
+
+    if value is not None and value <= 0:
+        raise LocosError(f"--limit {value:g}: expected a number of documents, or a share below 1.")
     return int(value) if value is not None and value >= 1 else value
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lm_eval_locos.conditions import Condition
 from lm_eval_locos.errors import DataError
 from lm_eval_locos.gates.numbers import row_numbers, task_number
 from lm_eval_locos.gates.records import Number, recorded
 from lm_eval_locos.reporting.board import NO_BASELINE, Board, Row
+from lm_eval_locos.reporting.cells import chosen_metric
 from lm_eval_locos.reporting.leaderboard import leaderboard
 from lm_eval_locos.reporting.pairing import (
     describe_models,
@@ -26,7 +26,7 @@ from lm_eval_locos.reporting.pairing import (
     model_key,
 )
 from lm_eval_locos.reporting.results import Run, Task
-from lm_eval_locos.reporting.task_rows import is_own_row
+from lm_eval_locos.reporting.task_rows import is_own_row, measured
 from lm_eval_locos.reporting.text import clean, family_of
 
 RECORD = "locos_specificity"
@@ -179,14 +179,14 @@ class Measures:
                 record = self._record_of(run, task)
                 if record is None:
                     continue
-                condition = Condition.parse(run.condition)
+                condition, heads = measured(record, run)
                 found.append(
                     Subject(
                         models[model_key(run)],
                         _ranking_names(run),
-                        run.condition,
+                        str(condition),
                         condition.kind,
-                        condition.k or len(run.locos.get("heads") or ()),
+                        condition.k or len(heads),
                         task.name,
                         recorded(task, record, self._raw(run)["results"][task.name], run.path),
                     )
@@ -196,7 +196,7 @@ class Measures:
     # -- baseline and condition run apart --------------------------------------------------
 
     def _rows(self, level: float) -> list[Subject]:
-        kept = [replace(run, tasks=self._others(run)) for run in self._everything]
+        kept = [replace(run, tasks=self._usable(run)) for run in self._everything]
         if not any(task.metrics for run in kept for task in run.tasks.values()):
             return []
         named = {run.sha256 for run in self.baselines}
@@ -210,13 +210,20 @@ class Measures:
         )
         return [self._row(row, board) for row in board.rows]
 
-    def _others(self, run: Run) -> dict[str, Task]:
-        return {n: task for n, task in run.tasks.items() if self._record_of(run, task) is None}
+    def _usable(self, run: Run) -> dict[str, Task]:
+        """The tasks that are paired here; one whose metric is NaN has no score: see `_broken`."""
+        return {
+            name: task
+            for name, task in run.tasks.items()
+            if self._record_of(run, task) is None
+            and chosen_metric(task, self.metrics) not in task.not_finite
+        }
 
     def _row(self, row: Row, board: Board) -> Subject:
-        mine = [run for run in board.runs if run.path in row.runs]
+        whole = {run.path: run for run in self._everything}  # with the tasks whose score is NaN
+        mine = [whole[run.path] for run in board.runs if run.path in row.runs]
         problems: dict[str, str] = {}
-        bases = [run for run in board.runs if run.is_baseline]
+        bases = [whole[run.path] for run in board.runs if run.is_baseline]
         same = [run for run in bases if mine and not model_differences(run, mine[-1])]
         for run in (*mine, *same):
             for (name, _), text in self._broken(run).items():
@@ -225,6 +232,14 @@ class Measures:
             if row.kind != "baseline" and cell.baseline is None and same:
                 problems.setdefault(
                     family, f"the baseline ran no {', '.join(cell.tasks)}: run it, or leave it out."
+                )
+        ablated = {task.family for run in mine for task in run.tasks.values()}
+        for task in (task for run in same for task in run.tasks.values()):
+            if row.kind != "baseline" and task.family not in ablated:
+                problems.setdefault(
+                    task.family,
+                    f"the baseline ran {task.name}, and {row.condition} did not: run it too, or "
+                    "leave it out of both.",
                 )
         refused = None
         if NO_BASELINE in row.notes and not row.seeds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lm_eval_locos.gates.records import UNDEFINED, Number
+from lm_eval_locos.gates.records import UNDEFINED, Number, skipped
 from lm_eval_locos.reporting.board import Row
 from lm_eval_locos.reporting.results import Task
 from lm_eval_locos.reporting.text import SIDES, title
@@ -16,18 +16,18 @@ def row_numbers(row: Row, problems: Mapping[str, str]) -> dict[str, Number]:
     """Every number of a leaderboard's row by metric."""
     found: dict[str, Number] = {}
     for family, cell in row.cells.items():
-        flag = cell.bundled
+        flag, remark = cell.bundled, skipped({family: cell.skipped})
         if row.kind == "baseline":
             found[f"{family}_baseline"] = Number(cell.score, flag)
             continue
-        found[f"{family}_ablated"] = Number(cell.score, flag)
+        found[f"{family}_ablated"] = Number(cell.score, flag, remark=remark)
         for name, estimate in (
             ("baseline", cell.baseline),
             ("drop", cell.drop),
             ("difference", cell.difference),
         ):
             if estimate is not None:
-                found[f"{family}_{name}"] = Number(estimate, flag)
+                found[f"{family}_{name}"] = Number(estimate, flag, remark=remark)
     wrong = [text for family, text in problems.items() if family in SIDES]
     floor = [f for f, cell in row.cells.items() if f in SIDES and cell.status == FLOOR]
     sides = {
@@ -44,12 +44,13 @@ def row_numbers(row: Row, problems: Mapping[str, str]) -> dict[str, Number]:
                 row.bundled,
                 broken=wrong[0] if wrong else None,
                 undefined=UNDEFINED.format(", ".join(left)) if left else None,
+                remark=skipped({f: c.skipped for f, c in row.cells.items() if SIDES.get(f) in of}),
             )
     broken = wrong[0] if wrong else None
-    if row.controls is not None:
-        found["controls_held"] = Number(row.controls.drop, row.bundled, broken=broken)
-    elif row.control_drop is not None:
-        found["controls_held"] = Number(row.control_drop, row.bundled, broken=broken)
+    held = row.control_drop if row.controls is None else row.controls.drop
+    if held is not None:
+        remark = found["control_drop"].remark if "control_drop" in found else None
+        found["controls_held"] = Number(held, row.bundled, broken=broken, remark=remark)
     if row.random is not None:
         seeds = row.random.seeds
         found["p_random"] = Number(Estimate(row.random.p), row.bundled, broken=broken, seeds=seeds)

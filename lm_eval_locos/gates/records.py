@@ -31,6 +31,7 @@ class Number:
         broken: why it may not be used at all, or None.
         undefined: which families a mean had to leave out, or None.
         seeds: of the random control.
+        remark: what to know of a number that passes, or None.
     """
 
     estimate: Estimate
@@ -38,6 +39,13 @@ class Number:
     broken: str | None = None
     undefined: str | None = None
     seeds: int | None = None
+    remark: str | None = None
+
+
+def skipped(counts: Mapping[str, Any]) -> str | None:
+    """What to know where documents were skipped (too long, ``on_overlength=skip``), by family."""
+    listed = [f"{count} of {title(family)}" for family, count in counts.items() if count]
+    return f"Skipped documents do not count: {', '.join(listed)}." if listed else None
 
 
 def recorded(
@@ -69,6 +77,7 @@ def _recorded(
     task: Task, record: Mapping[str, Any], reported: Mapping[str, Any], path: str
 ) -> dict[str, Number]:
     statistics = record.get("statistics") or {}
+    left_out = record.get("skipped") or {}
     missing = [family for family in record.get("missing") or () if family in SIDES]
     values = {key.partition(",")[0]: value for key, value in reported.items() if "," in key}
     plain = Estimate(None, reason="the results file has no statistics, only numbers: run it again.")
@@ -89,7 +98,8 @@ def _recorded(
                 f"{path} contradicts itself: {name} is {values[name]} among the results and "
                 f"{estimate.value} among the statistics. Was it edited?"
             )
-        found[name] = Number(estimate, task.bundled, broken, **more)
+        here = {f: n for f, n in left_out.items() if not name.startswith(tuple(SIDES)) or f in name}
+        found[name] = Number(estimate, task.bundled, broken, remark=skipped(here), **more)
 
     families = statistics.get("families") or {}
     floor = [name for name, one in families.items() if one.get("status") == FLOOR]

@@ -31,7 +31,7 @@ def verdict(gate: Gate, metric: str, number: Number) -> tuple[bool, str]:
     if number.undefined and not gate.allow_undefined:
         return False, number.undefined
     if metric == "controls_held":
-        return _held(gate, estimate)
+        return _held(gate, estimate, number.remark)
     value = low = high = estimate.value
     bound = gate.judge == "bound" and metric not in POINTS
     if bound:
@@ -54,17 +54,17 @@ def verdict(gate: Gate, metric: str, number: Number) -> tuple[bool, str]:
         what = "the interval's upper end" if bound else "the value"
         more = _needed(estimate, gate.maximum - value) if bound else _seeds(number, gate.maximum)
         return False, f"{what} {high:.4g} is above {gate.maximum:g}.{more}"
-    return True, number.undefined or ""
+    return True, " ".join(filter(None, (number.undefined, number.remark)))
 
 
-def _held(gate: Gate, drop: Estimate) -> tuple[bool, str]:
+def _held(gate: Gate, drop: Estimate, remark: str | None) -> tuple[bool, str]:
     """Non-inferiority: the upper end of the control drop's 90% interval is below the margin."""
     if drop.reason and FLOOR in drop.reason:
         return False, f"{drop.reason} A control at its floor cannot be shown to hold."
     if drop.interval is None or drop.value is None:
         return False, _without_interval(drop)
     if drop.interval.high < gate.margin:
-        return True, ""
+        return True, remark or ""
     return False, (
         f"the {drop.interval.level:.0%} interval's upper end {drop.interval.high:.4g} of the "
         f"control drop is not below {gate.margin:g}.{_needed(drop, gate.margin - drop.value)}"

@@ -55,12 +55,25 @@ def families_of(entry: Entry) -> dict[str, list[Task]]:
     return dict(found)
 
 
+def chosen_metric(task: Task, metrics: Mapping[str, str]) -> str:
+    """The metric that a task is shown by: the one asked for, or its family's usual one."""
+    if task.family in metrics:
+        return metrics[task.family]
+    usual = MEMBERS[task.family].metric if task.family in MEMBERS else ""
+    if usual in task.metrics or usual in task.not_finite:
+        return usual
+    return next(iter((*task.metrics, *task.not_finite)), usual)
+
+
 def metric_of(family: str, tasks: Sequence[Task], settings: Settings) -> str:
-    chosen = settings.metrics.get(family)
-    if chosen is None:
-        usual = MEMBERS[family].metric if family in MEMBERS else ""
-        chosen = usual if usual in tasks[0].metrics else next(iter(tasks[0].metrics))
+    chosen = chosen_metric(tasks[0], settings.metrics)
     for task in tasks:
+        if chosen in task.not_finite:
+            others = f"--metric {family}={next(iter(task.metrics), 'NAME')}"
+            raise DataError(
+                f"{task.name}: {chosen} is NaN or infinite in a results file. Run it again, leave "
+                f"the file out, or choose another metric with {others}."
+            )
         if chosen not in task.metrics:
             raise DataError(
                 f"{task.name} has no metric {chosen!r}; it has {', '.join(task.metrics)}. "

@@ -19,7 +19,7 @@ from lm_eval_locos.reporting.samples import Sample
 
 # Known only to some model types: compared where both runs state them.
 _IF_STATED = frozenset(
-    ("model_sha", "model_num_parameters", "model_dtype", "peft_sha", "delta_sha")
+    ("model_sha", "model_num_parameters", "model_dtype", "peft_sha", "delta_sha", "weights")
 )
 RANDOM = ("random", "layer-random")
 
@@ -66,6 +66,11 @@ def entries(runs: Iterable[Run], warnings: list[str]) -> list[Entry]:
         DataError: a condition that is not understood.
     """
     found: dict[str, Entry] = {}
+    runs = list(runs)
+    weights: dict[str, set[str]] = {}
+    for run in runs:
+        stated = run.identity.get("weights")
+        weights.setdefault(model_key(run), set()).update([stated] if stated else [])
     for run in runs:
         try:
             condition = Condition.parse(run.condition)
@@ -73,7 +78,10 @@ def entries(runs: Iterable[Run], warnings: list[str]) -> list[Entry]:
             raise DataError(f"{run.path}: {error} Was it written by a later version?") from None
         entry = Entry([run], condition)
         method = ("baseline",) if condition.kind == "baseline" else (str(condition), *entry.method)
-        key = json.dumps([model_key(run), method], sort_keys=True, default=str)
+        # One path may have held several models. Plain hf runs do not state their weights.
+        known = weights[model_key(run)]
+        stated = run.identity.get("weights") if len(known) > 1 else None
+        key = json.dumps([model_key(run), stated, method], sort_keys=True, default=str)
         entry = found.setdefault(key, entry)
         if entry.runs[-1] is not run:
             entry.runs.append(run)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _NOT_THE_MODEL = frozenset(
     "num_calibration average on_overlength trust_remote_code".split()
 )
 _DEFAULTS = {"revision": "main", "dtype": "auto"}
+# Arguments that the harness takes a model's name from; without any it writes a random one.
+_NAMING = frozenset(("pretrained", "model", "path", "engine", "peft", "delta"))
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Task:
         settings: what decides a prompt and its answer besides the documents.
         hash: the harness's hash over all documents and prompts, or None.
         samples: an entry a document, or None without a sample file.
+        not_finite: metrics whose value is NaN or infinite; they are not among `metrics`.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Task:
     settings: Mapping[str, Any]
     hash: str | None
     samples: tuple[Sample, ...] | None
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ def _run(path: Path, sha256: str, content: dict[str, Any]) -> Run:
         if name in content["configs"]  # groups have a line, but no configuration
     }
     arguments = _arguments(config.get("model_args"))
-    named = content.get("model_name") if arguments else None
+    named = content.get("model_name") if _NAMING & set(arguments) else None
     versions = {
         "lm_eval": content.get("lm_eval_version"),
         "transformers": content.get("transformers_version"),
@@ -201,7 +206,6 @@ def _run(path: Path, sha256: str, content: dict[str, Any]) -> Run:
         sha256=sha256,
         date=date,
         kind=str(content.get("model_source") or config.get("model") or "unknown"),
-        # Where no argument names a model the harness writes a random name.
         model=str(named or locos.get("model") or content.get("model_name") or "unknown"),
         identity=_identity(config, arguments),
         locos=locos,
@@ -229,12 +233,14 @@ def _identity(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[s
     for key in ("model_sha", "model_num_parameters", "model_dtype", "peft_sha", "delta_sha"):
         if config.get(key):
             found[key] = config[key]
+    if weights := (config.get("locos") or {}).get("model_identity"):
+        found["weights"] = str(weights)
     return found
 
 
 def _task(name: str, content: Mapping[str, Any], folder: Path, date: str) -> Task:
     result, config = content["results"][name], content["configs"][name]
-    metrics, stderr, filters = _metrics(result, config)
+    metrics, stderr, filters, not_finite = _metrics(result, config)
     metadata = config.get("metadata") or {}
     data = metadata.get("locos_data") or {}
     alias = str(result.get("alias") or name).strip()
@@ -261,13 +267,15 @@ def _task(name: str, content: Mapping[str, Any], folder: Path, date: str) -> Tas
         settings=settings,
         hash=(content.get("task_hashes") or {}).get(name),
         samples=read_samples(file, filters, set(metrics)) if date and file.is_file() else None,
+        not_finite=not_finite,
     )
 
 
 def _metrics(
     result: Mapping[str, Any], config: Mapping[str, Any]
-) -> tuple[dict[str, float], dict[str, float], str]:
-    """Values and standard errors of the first filter, in the task's own order of metrics."""
+) -> tuple[dict[str, float], dict[str, float], str, tuple[str, ...]]:
+    """Values and standard errors of the first filter, in the task's own order of metrics; the
+    filter; and the metrics that are no finite number."""
     names = [key for key in result if "," in key]
     chosen = names[0].partition(",")[2] if names else "none"
     values = {
@@ -278,4 +286,12 @@ def _metrics(
     declared = [str(entry.get("metric")) for entry in config.get("metric_list") or []]
     order = [n for n in declared if n in values] + [n for n in values if n not in declared]
     metrics = {n: values[n] for n in order if not n.endswith("_stderr")}
-    return metrics, {n: values[f"{n}_stderr"] for n in metrics if f"{n}_stderr" in values}, chosen
+    errors = {n: values[f"{n}_stderr"] for n in metrics if f"{n}_stderr" in values}
+    not_finite = tuple(
+        name
+        for key in names
+        if isinstance(result[key], float) and not math.isfinite(result[key])
+        for name, _, of in [key.partition(",")]
+        if of == chosen and not name.endswith("_stderr")
+    )
+    return metrics, errors, chosen, not_finite

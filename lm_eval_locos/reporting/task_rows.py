@@ -31,12 +31,21 @@ def own_rows(run: Run, model: str, rankings: Mapping[str, str]) -> list[Row]:
     return [_row(task, run, model, rankings) for _, task in tasks if is_own_row(task)]
 
 
-def _row(task: Task, run: Run, model: str, rankings: Mapping[str, str]) -> Row:
-    baseline, ablated, *random = [*(task.own.get("conditions") or ("baseline", run.condition))]
-    condition = Condition.parse(str(ablated))
-    sha = run.ranking.get("sha256")
+def measured(own: Mapping[str, Any], run: Run) -> tuple[Condition, tuple[str, ...]]:
+    """The condition that such a task measured, and its heads; ``own`` is what it recorded.
+
+    The model's own condition is another one where the task's metadata chose k.
+    """
+    _, ablated, *_ = [*(own.get("conditions") or ("baseline", run.condition))]
     heads = (run.locos.get("conditions") or {}).get(str(ablated))
     heads = run.locos.get("heads") or () if heads is None else heads
+    return Condition.parse(str(ablated)), tuple(map(str, heads))
+
+
+def _row(task: Task, run: Run, model: str, rankings: Mapping[str, str]) -> Row:
+    baseline, ablated, *random = [*(task.own.get("conditions") or ("baseline", run.condition))]
+    condition, heads = measured(task.own, run)
+    sha = run.ranking.get("sha256")
     held = task.metrics.get("controls_held")
     shown = [name.removesuffix("_ablated") for name in task.metrics if name.endswith("_ablated")]
     names = list(dict.fromkeys([*(task.own.get("families") or ()), *shown]))
@@ -53,7 +62,7 @@ def _row(task: Task, run: Run, model: str, rankings: Mapping[str, str]) -> Row:
         k=condition.k or len(heads),
         site=run.locos.get("site"),
         mode=run.locos.get("mode"),
-        heads=tuple(map(str, heads)),
+        heads=heads,
         cells={name: _cell(task, name, statistics, metrics, pairs[name]) for name in names},
         retrieval_drop=_estimate(task, "retrieval_drop", statistics.get("retrieval_drop")),
         control_drop=_estimate(task, "control_drop", statistics.get("control_drop")),
