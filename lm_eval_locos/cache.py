@@ -61,9 +61,11 @@ def model_identity(model: nn.Module) -> str:
     scaling, a window, an adapter's alpha).
     """
     digest = hashlib.sha256(type(base_model(model)).__name__.encode())
-    configs = [base_model(model).config, *getattr(model, "peft_config", {}).values()]
-    for config in configs:
-        digest.update(json.dumps(_settings(config.to_dict()), sort_keys=True).encode())
+    # What differs from the defaults: a later release has more settings than an earlier one.
+    stated = [base_model(model).config.to_diff_dict()]
+    for adapter in getattr(model, "peft_config", {}).values():
+        stated.append({key: value for key, value in adapter.to_dict().items() if value})
+    digest.update(json.dumps(_settings(stated), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not isinstance(tensor, Tensor):
             continue  # a quantiser's extra state

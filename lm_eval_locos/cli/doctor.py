@@ -24,6 +24,7 @@ checks:
   output site   ablating a head's output changes its own output alone, and the logits
   left padding  a left-padded batch gives the logits of each prompt alone
   unembedding   the logits come from the unembedding's rows and the final norm's output
+  pieces        a padded batch fed piece by piece gives the same, as detection feeds it
   visible keys  each layer attends where its window lets it
   scaling       scaling, soft cap and sinks are those of the attention's own call
   attention     the captured queries, keys and values give the heads' outputs again

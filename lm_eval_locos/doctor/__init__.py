@@ -52,6 +52,7 @@ _ABLATING: dict[str, Callable[[Subject], Finding]] = {
     "unembedding": ablating.unembedding,
 }
 _SCORING: dict[str, Callable[[Subject], Finding]] = {
+    "pieces": scoring.pieces,
     "visible keys": scoring.visible_keys,
     "scaling": scoring.scaling,
     "attention": scoring.attention,

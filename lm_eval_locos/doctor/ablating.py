@@ -101,25 +101,15 @@ def _listed(names: list[str]) -> str:
 
 def left_padding(subject: Subject) -> Finding:
     """A left-padded batch gives the logits of each prompt alone, a head being ablated."""
-    padding = 7
-    prompt = subject.ids[: subject.length]
-    rows = [prompt, prompt[padding:]]
-    ids = torch.tensor([prompt, [0] * padding + rows[1]], device=subject.device)
-    mask = torch.ones_like(ids)
-    mask[1, :padding] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    rows, batch = subject.padded(7)
     middle = subject.layers[len(subject.layers) // 2]
     head = Head(middle, 0)
     values = {head: subject.constant(head, "query")}
     with ablate(subject.model, values, architecture=subject.architecture):
-        options = {"use_cache": False, "logits_to_keep": 1}
-        batch = subject.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, **options
-        ).logits[:, -1]
-        alone = [subject.model(input_ids=subject.fed(row), **options).logits[0, -1] for row in rows]
-    error = max(relative_error(x, y) for x, y in zip(batch, alone, strict=True))
+        together = subject.model(**batch, use_cache=False, logits_to_keep=1).logits[:, -1]
+        error = max(map(relative_error, together, subject.alone(rows)))
     return error <= subject.tolerance, (
-        f"a batch of {len(prompt)} and {len(rows[1])} tokens gives the logits of each alone: "
+        f"a batch of {len(rows[0])} and {len(rows[1])} tokens gives the logits of each alone: "
         f"relative error {error:.1e} (at most {subject.tolerance:g}), head {head} ablated"
     )
 

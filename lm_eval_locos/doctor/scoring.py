@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_locos.architecture import Architecture, AttentionLayer, Head, plain_weight
+from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection import scores as engine
 from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.detection.captured import LayerCapture
@@ -62,6 +63,32 @@ def _crossed(subject: Subject) -> str:
         for window in windows
     ]
     return f"{', '.join(told) or 'no layer has a window'} ({tokens} tokens)"
+
+
+def pieces(subject: Subject) -> Finding:
+    """A padded batch that is fed piece by piece through a cache gives each prompt's own logits.
+
+    So detection feeds it. The first piece is padding only for the shorter prompt.
+    """
+    rows, batch = subject.padded(subject.length // 2)
+    size = subject.length // 3
+    cache = prefix.empty(subject.model, subject.architecture)
+    for start in range(0, subject.length, size):
+        part = slice(start, start + size)
+        logits = prefix.forward(
+            subject.model,
+            cache,
+            input_ids=batch["input_ids"][:, part],
+            attention_mask=batch["attention_mask"][:, : part.stop],
+            position_ids=batch["position_ids"][:, part],
+            logits_to_keep=1,
+        ).logits[:, -1]
+    error = max(map(relative_error, logits, subject.alone(rows)))
+    return error <= subject.tolerance, (
+        f"a batch of {len(rows[0])} and {len(rows[1])} tokens, fed {size} at a time through a "
+        f"cache, gives the logits of each alone: relative error {error:.1e} (at most "
+        f"{subject.tolerance:g})"
+    )
 
 
 def scaling(subject: Subject) -> Finding:

@@ -158,6 +158,21 @@ class Subject:
         """Token ids as the model takes them, (1, S)."""
         return torch.tensor([list(ids)], device=self.device)
 
+    def padded(self, padding: int) -> tuple[list[list[int]], dict[str, Tensor]]:
+        """The prompt, and the same without its first tokens, as a left-padded batch."""
+        prompt = self.ids[: self.length]
+        rows = [prompt, prompt[padding:]]
+        ids = self.fed([*prompt, *[0] * padding, *rows[1]]).view(2, -1)
+        mask = torch.ones_like(ids)
+        mask[1, :padding] = 0
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return rows, {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+    def alone(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The last logits of each prompt by itself, without a cache."""
+        options = {"use_cache": False, "logits_to_keep": 1}
+        return [self.model(input_ids=self.fed(row), **options).logits[0, -1] for row in rows]
+
     def trace(self, values: Mapping[Head, Tensor] | None = None, site: Site = "query") -> Trace:
         """Runs the short prompt with heads replaced; sees `layers`."""
         sites: dict[Site, dict[int, Tensor]] = {name: {} for name in SITES}

@@ -234,7 +234,7 @@ def _identity(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[s
         if config.get(key):
             found[key] = config[key]
     if weights := (config.get("locos") or {}).get("model_identity"):
-        found["weights"] = str(weights)
+        found["weights"] = str(weights)[:16]
     return found
 
 
