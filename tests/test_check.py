@@ -284,7 +284,7 @@ def test_too_few_documents_names_the_number_needed(study, tmp_path):
     assert status == 1
     needed = documents_needed(N, drop.standard_error, 0.01)
     assert f"too few documents: {N} show an effect of" in only(out)
-    assert f"0.01 needs about {needed}." in only(out)
+    assert f"0.01 needs about {needed}, in as many more clusters (30 here" in only(out)
 
 
 def test_controls_held_uses_the_margin_of_the_gate(study, tmp_path):

@@ -18,6 +18,7 @@ from lm_eval_locos.statistics import (
     CEILING,
     FLOOR,
     OK,
+    Estimate,
     FamilyScores,
     detectable_effect,
     documents_needed,
@@ -28,6 +29,12 @@ from lm_eval_locos.statistics import (
     specificity,
 )
 from lm_eval_locos.statistics.bootstrap import Sample, bootstrap_interval
+from lm_eval_locos.statistics.clustered import (
+    effective_clusters,
+    few_clusters_interval,
+    jackknife_error,
+    score_interval,
+)
 from lm_eval_locos.statistics.estimates import estimate
 from lm_eval_locos.statistics.paired import (
     constrained_cells,
@@ -384,6 +391,191 @@ def test_sides_with_a_sparse_family_join_by_squares():
     )
 
 
+# -- few clusters ------------------------------------------------------------------------------
+
+KINDS = ("drop", "difference", "baseline", "condition")
+
+
+def needles(lost, size, base=None):
+    """Binary scores: of each needle's `size` documents (or sizes) so many are lost."""
+    sizes = np.broadcast_to(size, len(lost))
+    right = sizes if base is None else base
+    labels = np.repeat(np.arange(len(lost)), sizes)
+    place = np.concatenate([np.arange(n) for n in sizes])
+    before = place < np.asarray(right)[labels]
+    return FamilyScores(before, before & (place >= np.asarray(lost)[labels]), labels)
+
+
+def slow_few_clusters(family, kind, level):
+    """(t interval, score interval at the design effect left) by loops over documents."""
+    documents = [
+        (float(b), float(c), int(g))
+        for b, c, g in zip(family.baseline, family.condition, family.codes, strict=True)
+    ]
+    groups = sorted({g for *_, g in documents})
+    count, n = len(groups), len(documents)
+
+    def of(rows):
+        return slow_statistic([(b, c) for b, c, _ in rows], kind)
+
+    value = of(documents)
+    left = [of([d for d in documents if d[2] != g]) for g in groups]
+    error = math.sqrt((count - 1) / count * sum((x - np.mean(left)) ** 2 for x in left))
+    weight = [sum(b if kind == "drop" else 1 for b, _, h in documents if h == g) for g in groups]
+    freedom = sum(weight) ** 2 / sum(w**2 for w in weight) - 1
+    t, z = stats.t.ppf((1 + level) / 2, freedom), stats.norm.ppf((1 + level) / 2)
+
+    total = sum(b for b, *_ in documents)
+    residual = {
+        "drop": lambda b, c: (b - c - value * b) / total,
+        "difference": lambda b, c: (b - c - value) / n,
+        "baseline": lambda b, c: (b - value) / n,
+        "condition": lambda b, c: (c - value) / n,
+    }[kind]
+    alone = math.fsum(residual(b, c) ** 2 for b, c, _ in documents)
+    share = min(1.0, alone / error**2 * (z / t) ** 2)
+    pairs = [(b, c) for b, c, _ in documents]
+    cells = [share * sum(p == q for p in pairs) for q in ((1, 1), (1, 0), (0, 1), (0, 0))]
+    kept, lost, gained, _ = cells
+    if kind == "drop":
+        low, high = ratio_interval(*cells, level=level)
+        high = max(high, exact_upper(max(lost - gained, 0), kept + lost, level=level))
+    elif kind == "difference":
+        low, high = difference_interval(*cells, level=level)
+    else:
+        right = kept + (lost if kind == "baseline" else gained)
+        low, high = proportion_interval(right, sum(cells), level=level)
+    return (value - t * error, value + t * error), (low, high)
+
+
+def few(seed, clusters, size, alike=0.1, gain=0.05):
+    """Binary scores of a few clusters of unequal sizes, with losses and gains."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(clusters), rng.integers(size // 2, 2 * size, clusters))
+    one, two = (rng.beta(p / alike, (1 - p) / alike, clusters)[labels] for p in (0.7, 0.5))
+    base = rng.random(len(labels)) < one
+    cond = np.where(base, rng.random(len(labels)) >= two, rng.random(len(labels)) < gain)
+    return FamilyScores(base, cond, labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_few_clusters_take_the_wider_of_t_and_score_interval(kind, level):
+    wider = {"t": 0, "score": 0}
+    for seed, clusters in enumerate((4, 5, 6, 7, 8, 9)):
+        family = few(seed, clusters, 40)
+        by_t, by_score = slow_few_clusters(family, kind, level)
+        sample = Sample.of(family, "f", resamples=200)
+        found = estimate([sample], [1.0], kind, level=level)
+        assert found.interval.method == "t"
+        most = (math.inf, 1) if kind == "drop" else (1 if kind == "difference" else 0, 1)
+        low = max(min(by_t[0], by_score[0]), -most[0])
+        high = min(max(by_t[1], by_score[1]), most[1])
+        assert (found.interval.low, found.interval.high) == pytest.approx((low, high), abs=1e-9)
+        z = stats.norm.ppf((1 + level) / 2)
+        assert found.standard_error == pytest.approx((high - low) / (2 * z))
+        for t, other in zip((by_t[0], -by_t[1]), (by_score[0], -by_score[1]), strict=True):
+            wider["t" if t < other else "score"] += 1
+    assert all(wider.values())  # either reaches further at times
+
+
+def test_the_standard_error_and_the_clusters_that_count():
+    sample = Sample.of(needles([10, 20, 15], [30, 30, 60]), "f", resamples=200)
+    left = [1 - 55 / 90, 1 - 65 / 90, 1 - 30 / 60]
+    spread = sum((x - sum(left) / 3) ** 2 for x in left)
+    assert jackknife_error(sample, "drop") == pytest.approx(math.sqrt(2 / 3 * spread))
+    assert effective_clusters(sample, "drop") == pytest.approx(120**2 / (2 * 30**2 + 60**2))
+    uneven = Sample.of(needles([5, 5], 50, base=[10, 40]), "f", resamples=200)
+    assert effective_clusters(uneven, "difference") == pytest.approx(2)
+    assert effective_clusters(uneven, "drop") == pytest.approx(50**2 / (10**2 + 40**2))
+
+
+def test_equal_clusters_count_as_independent_documents_and_no_more():
+    family = needles([12] * 6, 20)
+    found = specificity({"f": family}, resamples=200).families["f"].drop
+    apart = ratio_interval(48, 72, 0, 0, level=0.95)
+    assert (found.interval.low, found.interval.high) == pytest.approx(
+        (apart[0], max(apart[1], exact_upper(72, 120, level=0.95)))
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=9
+    ),
+    st.sampled_from(KINDS),
+    st.sampled_from([0.9, 0.95]),
+)
+def test_few_clusters_are_never_narrower_than_their_documents_apart(parts, kind, level):
+    sizes = [n for n, *_ in parts]
+    base = [max(1, round(n * b)) for n, b, _ in parts]
+    lost = [round(r * x) for r, (*_, x) in zip(base, parts, strict=True)]
+    sample = Sample.of(needles(lost, sizes, base), "f", resamples=200)
+    found = few_clusters_interval(sample, kind, level=level)
+    if found is None:
+        return
+    apart = score_interval(sample, kind, 1.0, level=level)
+    assert found[0] <= apart[0] + 1e-9
+    assert found[1] >= apart[1] - 1e-9
+    assert found[0] < sample.value(kind) < found[1]
+    assert found[1] <= 1
+    assert found[0] >= {"drop": -math.inf, "difference": -1}.get(kind, 0)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        needles([0, 0, 0, 25, 0, 0], 50),  # one of six changed
+        needles([40, 0, 30, 0, 20, 0], 50),  # half of them
+        needles([50] * 7, 50),  # nothing else left: are needles alike?
+        needles([0] * 7, 50),
+        needles([50, 0, 50, 50, 0, 50, 50], 50),  # wholly alike: 7 documents
+        needles([1] * 4, 50),  # 4 losses
+        FamilyScores(  # as many gains as losses
+            ([1] * 40 + [0] * 10) * 6,
+            ([0] * 2 + [1] * 38 + [0] * 8 + [1] * 2) * 6,
+            sorted([*range(6)] * 50),
+        ),
+        FamilyScores([1] * 9, [0, 0, 0, 0, 0, 1, 1, 1, 1]),  # documents are their own clusters
+    ],
+)
+def test_clusters_that_do_not_show_how_they_vary_count_as_documents(family):
+    sample = Sample.of(family, "f", resamples=300)
+    assert few_clusters_interval(sample, "drop", level=0.95) is None
+    found = estimate([sample], [1.0], "drop").interval
+    copies = score_interval(sample, "drop", sample.clusters / sample.documents, level=0.95)
+    assert found.method == "score"
+    assert found.low <= copies[0] + 1e-9
+    assert found.high >= copies[1] - 1e-9
+
+
+def test_few_needles_show_a_large_drop():
+    rng, low = np.random.default_rng(4), []
+    controls = {
+        name: FamilyScores(np.ones(n), np.ones(n), side="control")
+        for name, n in (("recall", 60), ("arithmetic", 200))
+    }
+    for _ in range(20):
+        result = specificity(
+            {"nolima": needles(rng.binomial(33, 0.6, 6), 33), **controls}, resamples=200
+        )
+        assert result.specificity.interval.method == "mover"
+        low.append(result.specificity.interval.low)
+    assert min(low) > 0.3
+
+
+def test_a_claim_of_no_effect_counts_a_cluster_as_one_document():
+    # Two of 200 documents lost in each of 8 needles: a drop of 0.01, but 8 needles show no less
+    # than 8 documents do.
+    family = needles([2] * 8, 200)
+    sample = Sample.of(family, "f", resamples=300)
+    assert estimate([sample], [1.0], "drop", level=0.9).interval.high < 0.05
+    found = estimate([sample], [1.0], "drop", level=0.9, cautious=True).interval
+    assert found.method == "score"
+    assert found.high >= 1 - 0.05 ** (1 / 8)
+
+
 # -- floors, ceilings, one cluster, empty sides ------------------------------------------------
 
 
@@ -575,6 +767,38 @@ def test_detectable_effect_and_the_documents_for_less():
         assert documents_needed(120, 0.05, tiny) == 10**18
 
 
+def test_documents_for_less_where_nothing_changed():
+    assert documents_needed(40, 0.1, detectable_effect(0.1) / 3, constant=True) == 120
+    results = {
+        n: specificity({"a": unchanged(n), "b": unchanged(n)}, resamples=200).controls
+        for n in (20, 60)
+    }
+    less, many = (results[n].drop for n in (20, 60))
+    assert less.constant
+    assert not results[20].held
+    needed = less.documents_needed(0.05)
+    assert 2 * 41 <= needed <= 120  # 41 in each do, if nothing changes again
+    assert results[60].held
+    assert many.documents_needed(0.05) == pytest.approx(needed, rel=0.03)
+    changed = specificity({"a": unchanged(20), "b": scores(1)}, resamples=200)
+    assert not changed.specificity.constant
+    assert changed.families["a"].drop.constant
+    assert changed.families["a"].baseline.constant
+    assert not changed.families["b"].baseline.constant
+
+
+def test_estimates_say_how_many_clusters_their_documents_come_in():
+    families = {"a": needles([12] * 6, 20), "b": unchanged(80)}
+    result = specificity(families, resamples=200)
+    assert result.retrieval_drop.clusters == 6
+    assert (result.specificity.clusters, result.specificity.documents) == (86, 200)
+    content = result.as_dict()["specificity"]
+    assert (content["clusters"], content["constant"]) == (86, False)
+    assert Estimate(0.5).clusters == 0
+    one = specificity({"f": unchanged(30, clusters=["needle"] * 30)}, resamples=200)
+    assert one.families["f"].drop.clusters == 1
+
+
 # -- invariants --------------------------------------------------------------------------------
 
 unit = st.floats(0, 1, width=16)
@@ -741,6 +965,49 @@ def test_coverage_of_the_95_percent_interval(makers, weights, truth):
     assert 0.93 <= covered <= 0.97
 
 
+def few_answers(rng, sizes, right, drop, alike):
+    """Binary scores of clusters of given sizes, whose intraclass correlation is `alike`."""
+    label = np.repeat(np.arange(len(sizes)), sizes)
+    shares = [np.full(len(sizes), p) for p in (right, drop)]
+    if alike:
+        more = 1 / alike - 1
+        shares = [rng.beta(p * more, (1 - p) * more, len(sizes)) for p in (right, drop)]
+    base = rng.random(len(label)) < shares[0][label]
+    return base, base & (rng.random(len(label)) >= shares[1][label]), label
+
+
+UNEQUAL = (10, 20, 30, 40, 50, 60)
+
+
+@pytest.mark.parametrize(
+    ("makers", "weights", "truth", "most"),
+    [
+        ([(few_answers, [33] * 6, 0.95, 0.6, 0.1)], [1.0], 0.6, 0.97),
+        ([(few_answers, [200] * 8, 0.95, 0.3, 0.1)], [1.0], 0.3, 0.97),
+        ([(few_answers, UNEQUAL, 0.6, 0.6, 0.1)], [1.0], 0.6, 0.985),
+        ([(few_answers, [30] * 9, 0.6, 0.3, 0.3)], [1.0], 0.3, 0.985),
+        ([(few_answers, [33] * 6, 0.95, 0.6, 0.0)], [1.0], 0.6, 0.99),
+        # Few clusters, lopsided: the score interval stands in, and covers more.
+        ([(few_answers, [200] * 6, 0.95, 0.1, 0.3)], [1.0], 0.1, 1.0),
+        ([(few_answers, [200] * 6, 0.95, 0.9, 0.1)], [1.0], 0.9, 1.0),
+        (
+            [
+                (few_answers, [50] * 7, 0.9, 0.6, 0.1),
+                (answers, 60, 0.95, 0.02, 0.0, 1),
+                (answers, 200, 0.95, 0.02, 0.0, 1),
+            ],
+            [1.0, -0.5, -0.5],
+            0.58,
+            0.985,
+        ),
+    ],
+)
+def test_coverage_with_few_clusters(makers, weights, truth, most):
+    ends = simulated(14, makers, weights)
+    covered = np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1]))
+    assert 0.93 <= covered <= most
+
+
 @pytest.mark.parametrize(
     "makers",
     [
@@ -751,6 +1018,8 @@ def test_coverage_of_the_95_percent_interval(makers, weights, truth):
         [(graded, 100, 0.05, 3)],
         [(answers, 120, 0.95, 0.05, 0.02, 1), (answers, 120, 0.8, 0.05, 0.05, 1)],
         [(answers, 100, 1.0, 0.0, 0.0, 1), (answers, 100, 1.0, 0.1, 0.0, 1)],
+        [(few_answers, [200] * 8, 0.9, 0.05, 0.1)],
+        [(few_answers, [200] * 9, 0.9, 0.05, 0.0), (answers, 200, 1.0, 0.05, 0.0, 1)],
     ],
 )
 def test_controls_at_the_margin_pass_at_most_once_in_twenty(makers):
@@ -763,3 +1032,20 @@ def test_controls_at_the_margin_pass_at_most_once_in_twenty(makers):
 def test_controls_that_hold_pass():
     ends = simulated(13, [(answers, 200, 0.95, 0.0, 0.005, 1)], [1.0], level=0.9, cautious=True)
     assert np.mean(ends[:, 1] < 0.05) > 0.9
+
+
+def test_what_a_mean_leaves_out_is_of_its_own_side():
+    one, none = [1.0, 0.0] * 10, [0.0] * 20
+    found = specificity(
+        {
+            "nolima": FamilyScores(none, none),
+            "musique": FamilyScores(one, none),
+            "parametric": FamilyScores(one, one, side="control"),
+            "arithmetic": FamilyScores(none, none, side="control"),
+        },
+        resamples=100,
+    )
+    said = {name: getattr(found, name).reason for name in ("retrieval_drop", "control_drop")}
+    assert ("nolima" in said["retrieval_drop"], "arithmetic" in said["retrieval_drop"]) == (1, 0)
+    assert ("nolima" in said["control_drop"], "arithmetic" in said["control_drop"]) == (0, 1)
+    assert "nolima, arithmetic" in found.specificity.reason

@@ -163,4 +163,6 @@ def _estimate(found: Mapping[str, Any] | None) -> Estimate | None:
         int(found["documents"]),
         float(found["power"]),
         found["reason"],
+        int(found.get("clusters") or 0),  # records of earlier versions have neither
+        bool(found.get("constant")),
     )

@@ -85,8 +85,15 @@ def _too_few(estimate: Estimate, effect: float) -> str | None:
     needed = estimate.documents_needed(effect)
     return (
         f"too few documents: {estimate.documents} show an effect of {estimate.detectable:.3g} with "
-        f"power {estimate.power:g}; {effect:g} needs about {needed}."
+        f"power {estimate.power:g}; {effect:g} needs about {needed}{_in_clusters(estimate)}."
     )
+
+
+def _in_clusters(estimate: Estimate) -> str:
+    """More documents of the same needles or stories would not help."""
+    if not 0 < estimate.clusters < estimate.documents:
+        return ""
+    return f", in as many more clusters ({estimate.clusters} here: needles, stories)"
 
 
 def _needed(estimate: Estimate, room: float) -> str:
@@ -98,7 +105,8 @@ def _needed(estimate: Estimate, room: float) -> str:
         return ""
     return (
         f" Too few documents: the value {estimate.value:.4g} itself passes, but "
-        f"{estimate.documents} do not show it. About {needed} would, with power {estimate.power:g}."
+        f"{estimate.documents} do not show it. About {needed} would{_in_clusters(estimate)}, with "
+        f"power {estimate.power:g}."
     )
 
 

@@ -8,8 +8,9 @@ Of 40 documents that the baseline had right, the condition loses 20:
     (0.5, 'bca')
 
 Read from the bottom up: `families` (scores and their sums per cluster), `bootstrap` (resampling
-and BCa), `paired` (score intervals), `hypotheses` (tests and sizes), `estimates` (which interval
-applies), `results` and `specificity` (all there is to say of one condition).
+and BCa), `paired` (score intervals), `clustered` (few clusters), `hypotheses` (tests and sizes),
+`estimates` (which interval applies), `results` and `specificity` (all there is to say of one
+condition).
 """
 
 from __future__ import annotations

@@ -145,6 +145,14 @@ class Sample:
         """Number of clusters with a document whose score changed."""
         return int((self.table[:, LOSS] + self.table[:, GAIN] > 0).sum())
 
+    def varied(self, kind: Kind) -> int:
+        """Number of clusters that differ from the rest: with a change, or for a mean score
+        those with something right or those with something wrong, whichever are fewer."""
+        if kind in ("drop", "difference"):
+            return self.changed
+        right = self.table[:, COLUMNS[kind][0]]
+        return int(min((right > 0).sum(), (right < self.table[:, N]).sum()))
+
     def value(self, kind: Kind) -> float:
         """The statistic itself; NaN for the drop of a baseline of 0."""
         return float(self._ratio(self.table.sum(axis=0), kind))

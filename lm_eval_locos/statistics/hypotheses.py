@@ -61,15 +61,28 @@ _MOST_DOCUMENTS = 1e18
 
 
 def documents_needed(
-    documents: int, standard_error: float, effect: float, *, level: float = 0.95, power: float = 0.8
+    documents: int,
+    standard_error: float,
+    effect: float,
+    *,
+    level: float = 0.95,
+    power: float = 0.8,
+    constant: bool = False,
 ) -> int:
     """Documents for which `detectable_effect` comes down to `effect`: it falls with 1 / sqrt(n).
+
+    Of a sample in which nothing varied it falls with 1 / n: so do the ends of a score interval
+    without changes, z^2 / (n + z^2), and the documents that show a loss of `effect` where nothing
+    else changes, of which a handful must be lost.
 
     Args:
         documents: n of the sample that the standard error is of; more documents are taken to come
             in clusters of the same sizes, and, of several families, in the same shares.
         standard_error: of the estimate at n.
         effect: in the estimate's units, not 0.
+        level: two-sided confidence.
+        power: with which the effect is to be found.
+        constant: nothing varied.
 
     Returns:
         At least 1; at most a billion billion, for an effect that nobody will find.
@@ -81,4 +94,5 @@ def documents_needed(
         raise DataError("effect=0: no number of documents detects it. Give, for example, 0.05.")
     ratio = detectable_effect(standard_error, level=level, power=power) / abs(effect)
     # Of an effect near the smallest number the square is infinite, and no integer.
-    return max(1, math.ceil(min(documents * ratio * ratio, _MOST_DOCUMENTS) - 1e-9))
+    times = ratio if constant else ratio * ratio
+    return max(1, math.ceil(min(documents * times, _MOST_DOCUMENTS) - 1e-9))

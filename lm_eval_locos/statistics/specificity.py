@@ -90,7 +90,7 @@ def specificity(
 
     def over(kind: Kind, *sides: Side, **options: object) -> Estimate:
         chosen = weights if kind == "drop" else everything
-        return _over(samples, results, [chosen[s] for s in sides], kind, level, power, **options)
+        return _over(samples, results, {s: chosen[s] for s in sides}, kind, level, power, **options)
 
     value = over("drop", "retrieval", "control")
     return SpecificityResult(
@@ -175,20 +175,19 @@ def _family(scores: FamilyScores, sample: Sample, level: float, power: float) ->
 def _over(
     samples: Mapping[str, Sample],
     results: Mapping[str, FamilyResult],
-    sides: Sequence[Mapping[str, float]],
+    sides: Mapping[Side, Mapping[str, float]],
     kind: Kind,
     level: float,
     power: float,
     cautious: bool = False,
 ) -> Estimate:
     """The first side's mean, less the second's where there is one."""
-    left_out = _left_out(results) if kind == "drop" else ""
-    if not all(sides):
+    left_out = _left_out(results, *sides) if kind == "drop" else ""
+    if not all(sides.values()):
         why = "a side has no family" + (" whose drop is defined" if left_out else "")
         return Estimate(None, power=power, reason=" ".join(filter(None, (why + ".", left_out))))
-    weights = dict(sides[0])
-    for name, weight in (sides[1] if len(sides) > 1 else {}).items():
-        weights[name] = -weight
+    first, *others = sides.values()
+    weights = {**first, **{name: -weight for other in others for name, weight in other.items()}}
     return estimate(
         [samples[name] for name in weights],
         list(weights.values()),
@@ -200,8 +199,8 @@ def _over(
     )
 
 
-def _left_out(results: Mapping[str, FamilyResult], side: Side | None = None) -> str:
-    names = [n for n, r in results.items() if r.status == FLOOR and side in (None, r.side)]
+def _left_out(results: Mapping[str, FamilyResult], *sides: Side) -> str:
+    names = [n for n, r in results.items() if r.status == FLOOR and r.side in sides]
     return f"Left out, {FLOOR}: {', '.join(names)}." if names else ""
 
 
@@ -212,7 +211,7 @@ def _controls(
     margin: float,
     power: float,
 ) -> Controls:
-    found = _over(samples, results, [weights], "drop", 0.90, power, cautious=True)
+    found = _over(samples, results, {"control": weights}, "drop", 0.90, power, cautious=True)
     left_out = _left_out(results, "control")
     held = found.interval is not None and not left_out and found.interval.high < margin
     if left_out:
