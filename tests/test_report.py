@@ -331,6 +331,58 @@ def test_the_specificity_tasks_own_numbers(tmp_path, ranking):
     assert row.cells["parametric"].score.value is None
 
 
+def predicted(content):
+    """A results file as the harness writes it with --predict_only."""
+    for name, result in content["results"].items():
+        kept = {key: value for key, value in result.items() if "," not in key}
+        content["results"][name] = kept | {"bypass,none": 999, "bypass_stderr,none": "N/A"}
+        content["configs"][name]["metric_list"] = [{"metric": "bypass"}]
+
+
+def only_answers(**scores):
+    found = tasks(**scores)
+    for family, entries in found.items():
+        for entry in entries:
+            del entry[METRIC[family]]
+            entry |= {"bypass": 0.0, "metrics": ["bypass"]}
+            entry[METRIC[family]] = 0.0  # `write_run` averages it; `predicted` takes it out
+    return found
+
+
+def test_runs_with_predict_only_have_no_score(pair, ranking, capsys):
+    before = board_of(pair)
+    answers = only_answers(**HURT)
+    path = write_run(pair, answers, condition="top:9", ranking=ranking, number=2, change=predicted)
+    board = board_of(pair)
+    assert [row.condition for row in board.rows] == ["baseline", "top:5"]
+    assert only(board, condition="top:5") == only(before, condition="top:5")
+    said = [warning for warning in board.warnings if "--predict_only" in warning]
+    names = ", ".join(TASK[family] for family in HURT)
+    assert said == [
+        f"{path} (top:9): no score for {names} (--predict_only). Run it again without "
+        "--predict_only."
+    ]
+    run_cli(pair, "--resamples", 200)
+    printed = capsys.readouterr().out
+    assert "no score for" in printed
+    assert "floor" not in printed
+    assert "bypass" not in printed
+    assert "999" not in printed
+    with pytest.raises(LocosError, match=r"none of the results files has a score.*predict_only"):
+        board_of(path)
+
+
+def test_one_task_without_a_score_leaves_the_others(tmp_path, ranking):
+    write_run(tmp_path, tasks(**BASE))
+    one = tasks(nolima=HURT["nolima"])
+    write_run(tmp_path, one, condition="top:5", ranking=ranking, number=1)
+    two = only_answers(parametric=HURT["parametric"])
+    write_run(tmp_path, two, condition="top:5", ranking=ranking, number=2, change=predicted)
+    board = board_of(tmp_path)
+    assert set(only(board, condition="top:5").cells) == {"nolima"}
+    assert any("no score for locos_parametric" in warning for warning in board.warnings)
+
+
 # -- which runs belong together ------------------------------------------------------------
 
 

@@ -10,18 +10,31 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report_files import METRIC, binary, documents, sample, study, write_ranking, write_run
+from report_files import (
+    METRIC,
+    binary,
+    documents,
+    sample,
+    study,
+    uniform,
+    write_ranking,
+    write_run,
+)
 
 from lm_eval_locos.cli import report
+from lm_eval_locos.reporting.best_k import best_k
+from lm_eval_locos.reporting.cards import cards, headlines
 from lm_eval_locos.reporting.details import examples, most_specific, surface
 from lm_eval_locos.reporting.figure_list import figure_list, unreadable_rankings
 from lm_eval_locos.reporting.html import page
 from lm_eval_locos.reporting.leaderboard import leaderboard
 from lm_eval_locos.reporting.plots import slug
 from lm_eval_locos.reporting.results import load
+from lm_eval_locos.reporting.text import percent
 
 VOID = set("area base br col embed hr img input link meta source track wbr".split())
 BROWSER = next(
@@ -146,6 +159,83 @@ def test_examples_show_answers_before_and_after(board, text):
     assert found[0].after == "I cannot tell."
     assert found[0].question in text
     assert found[0].scores == (1.0, 0.0)
+
+
+# -- the cards -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def null(tmp_path_factory):
+    """Twelve k of a ranking with no effect: a different tenth of the answers is lost at each."""
+    folder = tmp_path_factory.mktemp("null")
+    ranking = write_ranking(folder / "locos.json")
+    families = ("nolima", "musique", "parametric", "arithmetic")
+    for number in range(13):
+        condition = f"top:{number}" if number else None
+        tasks = {
+            family: [
+                sample(doc, METRIC[family], float(uniform(doc["id"], condition) > 0.1))
+                for doc in documents(family, 40)
+            ]
+            for family in families
+        }
+        write_run(
+            folder / "out",
+            tasks,
+            condition=condition,
+            ranking=ranking if condition else None,
+            number=number,
+        )
+    return leaderboard(load([folder / "out"]), resamples=200)
+
+
+def test_the_headline_is_the_held_out_specificity(null):
+    (choice,) = best_k(null)
+    (card,) = cards(null, [choice])
+    values = [row.specificity.value for row in null.rows if row.kind == "top"]
+    held_out = choice.result.specificity
+    assert held_out.value < max(values)  # what the card must not hide
+    assert card["value"] == percent(held_out.value)
+    assert f"MDE {percent(held_out.detectable)}" in card["interval"]
+    assert card["name"] == f"locos, k* = {choice.k}"
+    assert "chosen on one half of the documents, measured on the other" in card["what"]
+    assert f"({choice.documents} documents)" in card["what"]
+    assert card["facts"][0][1].startswith(percent(choice.result.retrieval_drop.value))
+    said = "Highest of 12 settings on all documents, chosen and measured on the same ones: "
+    assert card["remarks"][0].startswith(said)
+    assert f", {percent(max(values))} [" in card["remarks"][0]
+    words = " ".join(" ".join(Tree(page(null)).words).split())
+    top = words[: words.index("A row is a set")]
+    for text in (card["value"], card["what"], *card["remarks"]):
+        assert text in top
+    shown = {headline.row.k for headline in headlines(null, [choice])}
+    assert shown == {choice.k}  # its answers are shown too
+
+
+def test_without_held_out_documents_the_card_says_what_the_number_is(null):
+    bare = [
+        replace(row, cells={f: replace(cell, pairs=()) for f, cell in row.cells.items()})
+        for row in null.rows
+    ]
+    board = replace(null, rows=tuple(bare))
+    assert best_k(board) == []
+    (card,) = cards(board, [])
+    assert card["value"] == percent(max(r.specificity.value for r in bare if r.specificity))
+    assert card["what"] == (
+        "specificity, highest of 12 settings on all documents: chosen and measured on the same "
+        "ones, so too high on average"
+    )
+    assert card["remarks"] == ["No held-out number: k* needs sample files (--log_samples)."]
+    assert [name for name, _ in card["facts"]][-1] == "p (Holm)"
+
+
+def test_of_one_setting_nothing_was_chosen(null):
+    board = replace(null, rows=tuple(row for row in null.rows if row.k in (0, 5)))
+    (card,) = cards(board, best_k(board))
+    assert card["name"] == "locos, top:5"
+    assert card["what"] == "specificity on all documents"
+    assert card["remarks"] == []
+    assert [name for name, _ in card["facts"]][-1] == "p (random)"
 
 
 def test_hostile_text_does_nothing(tmp_path):
@@ -273,7 +363,12 @@ def browse(text, tmp_path_factory):
     broken = text.replace('"use strict";', '"use strict"; missing();')
     (folder / "broken.html").write_text(broken, encoding="utf-8")
 
-    def run(fragment: str = "", *options: str, name: str = "report") -> tuple[str, str]:
+    def run(
+        fragment: str = "", *options: str, name: str = "report", content: str | None = None
+    ) -> tuple[str, str]:
+        if content is not None:
+            name = "other"
+            (folder / "other.html").write_text(content, encoding="utf-8")
         done = subprocess.run(
             [
                 BROWSER,
@@ -340,3 +435,35 @@ def test_another_script_would_be_refused_and_the_console_would_say_so(browse):
 def test_the_page_can_be_printed(browse, tmp_path):
     browse("", f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("width", "wider"), [(1280, False), (700, True)])
+def test_a_table_that_does_not_fit_says_so(browse, width, wider):
+    dom, _ = browse("", f"--window-size={width},900", "--dump-dom")
+    hint = re.search(r'<p class="hint" id="wider"(.*?)>', dom)[1]
+    assert ("hidden" not in hint) == wider
+
+
+@pytest.mark.skipif(not shutil.which("pdftotext"), reason="no pdftotext (poppler-utils)")
+@pytest.mark.parametrize("above", [0, 160])
+def test_a_heading_is_printed_on_the_page_of_its_first_chart(browse, text, tmp_path, above):
+    place = '<section id="scores"'
+    assert text.count(place) == 1
+    moved = text.replace(place, f'<div style="height:{above}mm"></div>{place}')
+    browse("", f"--print-to-pdf={tmp_path / 'page.pdf'}", content=moved)
+    done = subprocess.run(
+        ["pdftotext", "-layout", tmp_path / "page.pdf", "-"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    starts = {
+        "Leaderboard": "baseline",
+        "Scores by heads ablated": "NoLiMa score by heads",
+        "Specificity by heads ablated": "Specificity by heads ablated, org",
+        "NoLiMa by length and depth": "NoLiMa by context length",
+    }
+    for heading, first in starts.items():
+        pages = [p for p in done.stdout.split("\f") if re.search(rf"^ *{heading}$", p, flags=re.M)]
+        assert len(pages) == 1
+        assert first in pages[0][pages[0].index(heading) + len(heading) :]

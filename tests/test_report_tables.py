@@ -6,13 +6,17 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_files import METRIC, documents, sample, study, write_ranking, write_run
 
-from lm_eval_locos.reporting.grid import bundled_warning, grids
+from lm_eval_locos.reporting.best_k import best_k, in_development
+from lm_eval_locos.reporting.cards import cards
+from lm_eval_locos.reporting.fold import GAP, folded
+from lm_eval_locos.reporting.grid import Grid, best_k_lines, bundled_warning, grids, notes
 from lm_eval_locos.reporting.html import page
 from lm_eval_locos.reporting.leaderboard import leaderboard
 from lm_eval_locos.reporting.results import load
@@ -96,10 +100,9 @@ def test_latex_is_balanced_and_has_as_many_columns_in_every_line(which, request)
     board = request.getfixturevalue(which)
     text = latex(board)
     assert balanced(text)
-    for name in ("table", "tabular"):
-        assert (
-            text.count(f"\\begin{{{name}}}") == text.count(f"\\end{{{name}}}") == len(grids(board))
-        )
+    assert text.count("\\begin{table}") == text.count("\\end{table}") == len(grids(board))
+    assert text.count("\\begin{tabular}{") == len(grids(board))  # others are within a cell
+    assert text.count("\\begin{tabular}") == text.count("\\end{tabular}")
     for grid, body in zip(
         grids(board), re.findall(r"\\toprule\n(.*?)\\bottomrule", text, flags=re.S), strict=True
     ):
@@ -143,6 +146,131 @@ def test_terminal_has_every_row_and_folds_instead_of_cutting(board):
         for row in grid.rows:
             assert any(all(text in line for text in row) for line in wide.splitlines())
     assert max(map(len, terminal(board, 100).splitlines())) <= 100
+
+
+def plain_text(form, board) -> str:
+    """A format's text without its escapes."""
+    return re.sub(r"[\\{}]", "", form(board)).replace("$-$", "−")
+
+
+@pytest.mark.parametrize("form", [terminal, markdown, latex, page])
+def test_the_minimum_detectable_effect_stands_beside_every_interval(board, form):
+    text = plain_text(form, board)
+    between = r"\s*|</span>\s*<span class=\"minor\">" if form is page else r"\s+"
+    seen = 0
+    for row in board.rows:
+        for found in (row.retrieval_drop, row.control_drop, row.specificity):
+            if found and found.interval:
+                low, high = (fixed(100 * x, 1) for x in (found.interval.low, found.interval.high))
+                effect = percent(found.detectable)
+                assert re.search(rf"\[{low}, {high}\](?:{between})MDE {effect}", text)
+                seen += 1
+    assert seen == 3 * 8  # two models, two rankings, two k
+    assert len(re.findall(r"\[−?[\d.]+, −?[\d.]+\]", text)) == len(re.findall(r"MDE [\d.]", text))
+    assert "MDE: minimum detectable effect" in text
+
+
+def test_the_minimum_detectable_effect_of_every_estimate_is_in_the_csv(board):
+    lines = list(csv.DictReader(io.StringIO(to_csv(board))))
+    found = 0
+    for row, line in zip(board.rows, lines, strict=True):
+        estimates = {"specificity": row.specificity, "control_drop": row.control_drop}
+        estimates |= {f"{family}_drop": cell.drop for family, cell in row.cells.items()}
+        estimates |= {f"{family}_score": cell.score for family, cell in row.cells.items()}
+        for name, estimate in estimates.items():
+            effect = estimate.detectable if estimate else None
+            assert line[f"{name}_detectable"] == ("" if effect is None else str(effect))
+            found += effect is not None
+        if row.controls:
+            assert line["control_drop_detectable_90"] == str(row.controls.drop.detectable)
+    assert found > 50
+    assert {name for name in lines[0] if name.endswith("_low")} == {
+        name.replace("_detectable", "_low") for name in lines[0] if name.endswith("_detectable")
+    }
+
+
+def test_a_narrow_terminal_breaks_no_number(board):
+    text = terminal(board, 100)
+    for row in board.rows:
+        for found in (row.retrieval_drop, row.control_drop, row.specificity):
+            if found and found.interval:
+                low, high = (fixed(100 * x, 1) for x in (found.interval.low, found.interval.high))
+                for part in (percent(found.value), f"[{low}, {high}]"):
+                    assert part in text
+                assert f"MDE {percent(found.detectable)}" in text
+    words = text.split()
+    assert {"org/a", "locos", "wu", "top:5", "Specificity", "(random)", "Arithmetic"} <= set(words)
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    st.integers(20, 120),
+)
+def test_a_folded_table_has_the_same_text_and_fits(names, numbers, width):
+    row = (*("n" * n for n in names), *(f"1.0% [{'2' * n}] MDE 3%" for n in numbers))
+    grid = Grid("", tuple(f"h{i}" for i in range(len(row))), len(names), (row,))
+    found, columns = folded(grid, width)
+    assert " ".join(found.rows[0]).split() == " ".join(row).split()
+    assert len(columns) == len(found.headers)
+    if None not in columns:
+        assert sum(columns) + GAP * len(columns) <= width
+        for size, text in list(zip(columns, found.rows[0], strict=True))[found.labels :]:
+            assert max(map(len, text.split("\n"))) <= size
+    assert folded(grid, None) == (grid, [None] * len(row))
+
+
+def test_k_star_lines_tell_models_sites_and_rankings_apart(board, tmp_path):
+    lines = best_k_lines(board)
+    assert len(lines) == len(set(lines)) == 4
+    for model in ("org/a", "org/b"):
+        for ranking in ("locos", "wu"):
+            assert sum(line.startswith(f"{model}: k* of {ranking} = ") for line in lines) == 1
+    assert [line for line in notes(board) if "k* of" in line] == lines
+    rows = [
+        replace(row, site="output") if row.model == "org/b" and row.site else row
+        for row in board.rows
+    ]
+    lines = best_k_lines(replace(board, rows=tuple(replace(row, model="m") for row in rows)))
+    assert sum(line.startswith("output, mean: k* of wu = ") for line in lines) == 1
+
+
+def whole(board, family: str, development: bool):
+    """The board with every cluster of a family in one half."""
+
+    def moved(pair):
+        names = (f"{pair[0].cluster}/{i}" for i in range(99))
+        name = next(n for n in names if in_development(family, n) == development)
+        return tuple(replace(sample, cluster=name) for sample in pair)
+
+    def changed(row):
+        cell = row.cells[family]
+        new = replace(cell, pairs=tuple(map(moved, cell.pairs)))
+        return replace(row, cells={**row.cells, family: new})
+
+    return replace(board, rows=tuple(map(changed, board.rows)))
+
+
+@pytest.mark.parametrize(
+    ("development", "said"),
+    [
+        (True, "Arithmetic had a part in the choice of k, but has none on the other half"),
+        (False, "Arithmetic had no part in the choice of k, but has one on the other half"),
+    ],
+)
+def test_a_family_in_one_half_alone_is_named(board, development, said):
+    assert not any("had" in line for line in best_k_lines(board) if "Arithmetic" in line)
+    changed = whole(board, "arithmetic", development)
+    choices = best_k(changed)
+    choice = choices[0]
+    assert ("arithmetic" in choice.chosen_with) == development
+    assert ("arithmetic" in choice.result.families) != development
+    said += " (all its clusters are in one half)."
+    assert all(line.endswith(said) for line in best_k_lines(changed, choices))
+    assert all(said in card["remarks"] for card in cards(changed, choices))
+    star = json.loads(to_json(changed))["k_star"][0]
+    key = "lost_families" if development else "gained_families"
+    assert star[key] == {"arithmetic": "all its clusters are in one half"}
 
 
 @pytest.mark.parametrize("form", [terminal, markdown, latex])

@@ -7,5 +7,6 @@
 Read from the bottom up: `text` (cleaning, numbers, names), `results` (files as records),
 `pairing` (which baseline a run is compared with, or why with none), `leaderboard` (rows, with every
 interval from `lm_eval_locos.statistics`), `details` (NoLiMa by length and depth, example answers),
-`grid` and `tables` (terminal, Markdown, LaTeX, CSV, JSON), `plots` (figures) and `html` (the page).
+`best_k` (k* on held-out documents), `grid`, `fold` and `tables` (terminal, Markdown, LaTeX, CSV,
+JSON), `plots` (figures), `cards` (the page's headline) and `html` (the page).
 """

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lm_eval_locos.reporting.board import Board, Row
 from lm_eval_locos.reporting.cells import family_scores
-from lm_eval_locos.statistics import FamilyScores, SpecificityResult, specificity
+from lm_eval_locos.reporting.text import SIDES
+from lm_eval_locos.statistics import FLOOR, FamilyScores, SpecificityResult, specificity
 
 _FEW = 100  # resamples where only the value is wanted
 
@@ -32,6 +33,10 @@ class Choice:
         development: specificity on that half by k; None where it is not defined.
         result: of k* on the other half.
         documents: on the other half.
+        site, mode, source: as in the rows.
+        chosen_with: families whose drop had a part in the choice.
+        lost: the same families that have none in `result`, and why.
+        gained: families that have a part in `result` alone, and why.
     """
 
     model: str
@@ -40,6 +45,23 @@ class Choice:
     development: Mapping[int, float | None]
     result: SpecificityResult
     documents: int
+    site: str | None = None
+    mode: str | None = None
+    source: str = "runs"
+    chosen_with: tuple[str, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    gained: Mapping[str, str] = field(default_factory=dict)
+
+    def is_of(self, row: Row) -> bool:
+        """Whether k* is the k of this row or of one that differs in k alone."""
+        mine = (self.model, self.ranking, self.site, self.mode, self.source)
+        return row.kind == "top" and mine == (
+            row.model,
+            row.ranking,
+            row.site,
+            row.mode,
+            row.source,
+        )
 
 
 def best_k(board: Board) -> list[Choice]:
@@ -57,7 +79,8 @@ def best_k(board: Board) -> list[Choice]:
         if not known:
             continue
         k = min(known, key=lambda k: (-known[k], k))
-        families = _half(next(r for r in group if r.k == k), development=False)
+        best = next(r for r in group if r.k == k)
+        chosen, families = (_half(best, development=side) for side in (True, False))
         if _value(families) is None:
             continue
         result = specificity(
@@ -68,14 +91,45 @@ def best_k(board: Board) -> list[Choice]:
             margin=board.margin,
         )
         documents = sum(len(scores.baseline) for scores in families.values())
-        found.append(Choice(row.model, row.ranking, k, values, result, documents))
+        before, after = specificity(chosen, resamples=_FEW), result
+        found.append(
+            Choice(
+                model=row.model,
+                ranking=row.ranking,
+                k=k,
+                development=values,
+                result=result,
+                documents=documents,
+                site=row.site,
+                mode=row.mode,
+                source=row.source,
+                chosen_with=tuple(_defined(before)),
+                lost=_without(before, after),
+                gained=_without(after, before),
+            )
+        )
     return found
+
+
+def _defined(result: SpecificityResult) -> list[str]:
+    return [family for family, of in result.families.items() if of.status != FLOOR]
+
+
+def _without(with_it: SpecificityResult, without: SpecificityResult) -> dict[str, str]:
+    """Families whose drop is defined on one half and not on the other, and why it is not."""
+    missing = [family for family in _defined(with_it) if family not in _defined(without)]
+    return {
+        family: FLOOR if family in without.families else "all its clusters are in one half"
+        for family in missing
+    }
 
 
 def _half(row: Row, *, development: bool) -> dict[str, FamilyScores]:
     """The families' scores on the documents of one half."""
     halves = {}
     for family, cell in row.cells.items():
+        if family not in SIDES:  # shown, but no part of specificity
+            continue
         pairs = [
             pair for pair in cell.pairs if in_development(family, pair[0].cluster) == development
         ]

@@ -5,10 +5,11 @@ Two tables: scores of the families (with drops), and what follows from them (spe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_eval_locos.reporting.best_k import best_k
+from lm_eval_locos.reporting.best_k import Choice, best_k
 from lm_eval_locos.reporting.board import UNPAIRED, Board, Cell, Row
 from lm_eval_locos.reporting.text import (
     BUNDLED_MARK,
@@ -111,21 +112,28 @@ def drop_text(cell: Cell) -> str:
 
 
 def estimate_text(found: Estimate | None) -> str:
-    """``41.2% [25.1, 58.6]``, ``41.2% ± 3.0`` or ``41.2%†``."""
+    """``41.2% [25.1, 58.6] MDE 23.9%``, ``41.2% ± 3.0`` or ``41.2%†``."""
     if found is None or found.value is None:
         return MISSING
     text = percent(found.value)
     if found.interval is not None:
         low, high = fixed(100 * found.interval.low, 1), fixed(100 * found.interval.high, 1)
-        return f"{text} [{low}, {high}]"
+        return f"{text} [{low}, {high}] {detectable_text(found)}".strip()
     if found.standard_error is not None:
         return f"{text} ± {fixed(100 * found.standard_error, 1)}"
     return text + (UNPAIRED_MARK if found.reason and UNPAIRED in found.reason else "")
 
 
-def held_text(row: Row) -> str:
+def detectable_text(found: Estimate | None, *, share: bool = True) -> str:
+    """``MDE 23.9%`` (``MDE 0.239`` for no `share`) to stand beside an interval; or nothing."""
+    if found is None or found.detectable is None or found.interval is None:
+        return ""
+    return f"MDE {percent(found.detectable) if share else fixed(found.detectable)}"
+
+
+def held_text(held: bool | None) -> str:
     """Whether the controls held."""
-    return MISSING if row.controls_held is None else "yes" if row.controls_held else "not shown"
+    return MISSING if held is None else "yes" if held else "not shown"
 
 
 def _judgement(row: Row) -> tuple[str, ...]:
@@ -133,14 +141,19 @@ def _judgement(row: Row) -> tuple[str, ...]:
     random = row.random
     return (
         *(estimate_text(one) for one in found),
-        held_text(row),
+        held_text(row.controls_held),
         p_value(random.p if random else None),
         p_value(random.p_holm if random else None),
     )
 
 
-def notes(board: Board) -> list[str]:
-    """What a reader of the tables needs to know; each a sentence or two."""
+def notes(board: Board, choices: Sequence[Choice] | None = None) -> list[str]:
+    """What a reader of the tables needs to know; each a sentence or two.
+
+    Args:
+        board: all there is.
+        choices: its k*, where they are known already.
+    """
     models = sorted({row.model for row in board.rows})
     metrics: dict[str, set[str]] = {f: set() for f in board.families}
     for row in board.rows:
@@ -166,6 +179,11 @@ def notes(board: Board) -> list[str]:
             f"cluster (bootstrap of {board.resamples:,} resamples, seed {board.seed}; score "
             "intervals where few documents changed)."
         )
+    if detectable := [e for row in drops for e in row if e and e.detectable is not None]:
+        found.append(
+            "MDE: minimum detectable effect, the smallest true drop or specificity that so many "
+            f"documents would tell from 0 with {detectable[0].power:.0%} power."
+        )
     if any(row.controls for row in board.rows):
         found.append(
             "Controls held: the upper end of the control drop's 90% interval is below "
@@ -176,7 +194,7 @@ def notes(board: Board) -> list[str]:
             "p (random): share of random sets of as many heads at least as specific, "
             "(1 + #) / (1 + seeds); p (Holm): the same, adjusted over the k of one ranking."
         )
-    found += best_k_lines(board)
+    found += best_k_lines(board, choices)
     texts = {text for table in grids(board) for row in table.rows for text in row}
     if any(UNPAIRED_MARK in text for text in texts):
         found.append(
@@ -191,20 +209,38 @@ def notes(board: Board) -> list[str]:
     return found + skipped(board)
 
 
-def best_k_lines(board: Board) -> list[str]:
-    """A sentence for the k* of each ranking."""
+def best_k_lines(board: Board, choices: Sequence[Choice] | None = None) -> list[str]:
+    """A sentence for the k* of each ranking; the model is named where there are several."""
+    choices = best_k(board) if choices is None else choices
+    labels = [(c.model, f"{c.site}, {c.mode}", c.source) for c in choices]
+    # A part that is the same for all tells nothing apart.
+    shown = [i for i in range(3) if len({label[i] for label in labels}) > 1]
+    if len({row.model for row in board.rows}) > 1 and 0 not in shown:
+        shown.insert(0, 0)
     found = []
-    for choice in best_k(board):
+    for choice, label in zip(choices, labels, strict=True):
+        prefix = f"{', '.join(label[i] for i in shown)}: " if shown else ""
         held = "held" if choice.result.controls_held else "not shown to hold"
         found.append(
-            f"k* of {choice.ranking} = {choice.k}, the most specific on one half of the documents; "
-            f"on the other half ({choice.documents} documents) its specificity is "
-            f"{estimate_text(choice.result.specificity)}, controls {held}."
+            f"{prefix}k* of {choice.ranking} = {choice.k}, the most specific on one half of the "
+            f"documents; on the other half ({choice.documents} documents) its specificity is "
+            f"{estimate_text(choice.result.specificity)}, controls {held}.{other_families(choice)}"
         )
     return found
 
 
+def other_families(choice: Choice) -> str:
+    """Which families only one of the halves has, so that the two numbers are not of one kind."""
+    sides = (
+        (choice.lost, "had a part in the choice of k, but has none on the other half"),
+        (choice.gained, "had no part in the choice of k, but has one on the other half"),
+    )
+    said = [f" {title(f)} {what} ({why})." for side, what in sides for f, why in side.items()]
+    return "".join(said)
+
+
 _SIDES = ("retrieval", "control")
+_PART = re.compile(r" (?=[\[(]|MDE )")
 
 
 def skipped(board: Board) -> list[str]:
@@ -239,3 +275,8 @@ def bundled_warning(board: Board) -> str | None:
 def widths(grid: Grid) -> Sequence[int]:
     """Number of characters of each column."""
     return [max(map(len, column)) for column in zip(grid.headers, *grid.rows, strict=True)]
+
+
+def lines_of(text: str) -> list[str]:
+    """A cell's number, interval and minimum detectable effect, for a line each."""
+    return _PART.split(text)

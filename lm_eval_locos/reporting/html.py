@@ -19,14 +19,16 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from lm_eval_locos import __version__
-from lm_eval_locos.reporting.board import Board, Row
-from lm_eval_locos.reporting.details import Example, examples, most_specific
+from lm_eval_locos.reporting.best_k import Choice, best_k
+from lm_eval_locos.reporting.board import Board
+from lm_eval_locos.reporting.cards import cards, headlines
+from lm_eval_locos.reporting.details import Example, examples
 from lm_eval_locos.reporting.figure_list import figure_list, unreadable_rankings
-from lm_eval_locos.reporting.grid import bundled_warning, held_text, notes
-from lm_eval_locos.reporting.html_table import columns_of, interval_text, row_of, sides_of
+from lm_eval_locos.reporting.grid import bundled_warning, notes
+from lm_eval_locos.reporting.html_table import columns_of, row_of, sides_of
 from lm_eval_locos.reporting.results import Run
 from lm_eval_locos.reporting.tables import provenance
-from lm_eval_locos.reporting.text import MISSING, fixed, p_value, percent, title
+from lm_eval_locos.reporting.text import MISSING, fixed, title
 
 _log = logging.getLogger(__name__)
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -70,8 +72,9 @@ def _hash(source: str) -> str:
 
 
 def _content(board: Board) -> dict[str, Any]:
+    choices = best_k(board)
     figures = _figures(board)
-    shown = _examples(board)
+    shown = _examples(board, choices)
     sections = [("leaderboard", "Leaderboard"), *((f["id"], f["title"]) for f in figures)]
     sections += [("examples", "Answers before and after")] if shown else []
     models = sorted({row.model for row in board.rows})
@@ -85,38 +88,15 @@ def _content(board: Board) -> dict[str, Any]:
         "bundled": bundled_warning(board),
         "warnings": board.warnings,
         "sections": [*sections, ("provenance", "Provenance")],
-        "cards": [_card(row) for row in most_specific(board)],
+        "cards": cards(board, choices),
         "sides": sides_of(board),
         "columns": columns_of(board),
         "rows": [row_of(board, row) for row in board.rows],
-        "notes": notes(board),
+        "notes": notes(board, choices),
         "figures": figures,
         "examples": shown,
         "runs": [_run(run) for run in board.runs],
     }
-
-
-def _card(row: Row) -> dict[str, Any]:
-    random = row.random
-    found = row.specificity
-    return {
-        "name": ", ".join(filter(None, (row.ranking, row.name))),
-        "model": row.model,
-        "bundled": row.bundled,
-        "value": percent(found.value) if found and found.value is not None else "undefined",
-        "reason": (found.reason or "") if found and found.value is None else "",
-        "interval": interval_text(found),
-        "facts": [
-            ("retrieval drop", _with_interval(row.retrieval_drop)),
-            ("control drop", _with_interval(row.control_drop)),
-            ("controls held", held_text(row)),
-            ("p (random heads)", p_value(random.p if random else None)),
-        ],
-    }
-
-
-def _with_interval(found: Any) -> str:
-    return f"{percent(found.value if found else None)} {interval_text(found)}".strip()
 
 
 def _figures(board: Board) -> list[dict[str, Any]]:
@@ -139,9 +119,9 @@ def _figures(board: Board) -> list[dict[str, Any]]:
     ]
 
 
-def _examples(board: Board) -> list[dict[str, Any]]:
+def _examples(board: Board, choices: Sequence[Choice]) -> list[dict[str, Any]]:
     groups = []
-    for row in most_specific(board):
+    for row in (headline.row for headline in headlines(board, choices)):
         for family in board.families:
             if family in row.cells and (found := examples(row.cells[family])):
                 name = ", ".join(filter(None, (row.ranking, row.condition)))

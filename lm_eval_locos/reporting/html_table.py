@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from lm_eval_locos.reporting.board import Board, Cell, Row
-from lm_eval_locos.reporting.grid import drop_text, held_text
+from lm_eval_locos.reporting.grid import detectable_text, drop_text, held_text
 from lm_eval_locos.reporting.text import MISSING, SIDES, fixed, p_value, percent, title
 from lm_eval_locos.statistics import Estimate
 
@@ -94,10 +94,10 @@ def _family(row: Row, family: str, mark: bool) -> dict[str, Any]:
     value = cell.score.value
     share = None if value is None or not 0 <= value <= 1 else round(100 * value, 1)
     lines = [f"drop {drop_text(cell)}"] if cell.drop is not None else []
-    ends = interval_text(cell.drop)
+    ends = [interval_text(cell.drop), detectable_text(cell.drop)]
     if row.kind == "baseline":
-        ends = interval_text(cell.score, 1, 3)
-    lines += [ends] if ends else []
+        ends = [interval_text(cell.score, 1, 3), detectable_text(cell.score, share=False)]
+    lines += filter(None, ends)
     if family in row.spread:
         low, high = row.spread[family]
         lines.append(f"{fixed(low)} to {fixed(high)}")
@@ -133,15 +133,15 @@ def _hint(cell: Cell) -> str:
 def _estimate(found: Estimate | None) -> dict[str, Any]:
     if found is None or found.value is None:
         return _number(None, MISSING, hint=(found.reason or "") if found else "")
-    lines = [text] if (text := interval_text(found)) else []
+    lines = [text for text in (interval_text(found), detectable_text(found)) if text]
     return _number(found.value, percent(found.value), lines=lines, hint=found.reason or "")
 
 
 def _held(row: Row) -> dict[str, Any]:
     value = None if row.controls_held is None else float(row.controls_held)
     reason = (row.controls.reason or "") if row.controls else ""
-    style = "yes" if row.controls_held else "plain"
-    return _number(value, held_text(row), style=style, hint=reason)
+    style = "yes" if row.controls_held else "said"
+    return _number(value, held_text(row.controls_held), style=style, hint=reason)
 
 
 def interval_text(found: Estimate | None, scale: float = 100, digits: int = 1) -> str:

@@ -33,6 +33,9 @@ from lm_eval_locos.reporting.rows import baseline_row, condition_row, random_row
 from lm_eval_locos.reporting.task_rows import is_own_row, own_rows
 from lm_eval_locos.statistics import holm
 
+PREDICT_ONLY = "bypass"
+"""What the harness calls the metric of ``--predict_only``; its value, 999, is no score."""
+
 KINDS = ("baseline", "top", "bottom", "heads", "layer-random", "random")
 
 
@@ -75,6 +78,7 @@ def leaderboard(
     others = [run for run in runs if run.sha256 not in known]
     everything = [*baselines, *(run for run in others if not (named and run.is_baseline))]
     everything.sort(key=lambda run: (run.date, run.path))
+    warnings += filter(None, map(_without_scores, everything))
     models = describe_models(everything)
     rankings = _ranking_names(everything)
 
@@ -105,10 +109,13 @@ def leaderboard(
         mine = baseline_of(seeds[0], chosen, named)
         rows.append(random_row(seeds, mine, settings, **labels(seeds[0])))
     for run in everything:
-        rows += own_rows(run, models[model_key(run)], rankings)
+        rows += own_rows(_scored(run), models[model_key(run)], rankings)
     rows = _adjusted(rows)
     if not rows:
-        raise DataError("none of the results files has a score. Run them again to their end.")
+        raise DataError(
+            "none of the results files has a score. Run them again to their end, without "
+            "--predict_only."
+        )
     rows.sort(key=_order)
     families = {family for row in rows for family in row.cells}
     extra = tuple(sorted(families - set(FAMILIES)))
@@ -126,8 +133,26 @@ def leaderboard(
 
 def _compared(run: Run) -> Run | None:
     """The run without tasks that make rows of their own or have no score; None if none is left."""
-    kept = {name: t for name, t in run.tasks.items() if t.metrics and not is_own_row(t)}
+    scored = _scored(run).tasks.items()
+    kept = {name: t for name, t in scored if t.metrics and not is_own_row(t)}
     return replace(run, tasks=kept) if kept else None
+
+
+def _scored(run: Run) -> Run:
+    """The run without tasks that were answered but not scored."""
+    kept = {name: task for name, task in run.tasks.items() if PREDICT_ONLY not in task.metrics}
+    return replace(run, tasks=kept)
+
+
+def _without_scores(run: Run) -> str | None:
+    """What to say of a run's tasks that have answers alone."""
+    names = [name for name in run.tasks if name not in _scored(run).tasks]
+    if not names:
+        return None
+    return (
+        f"{run.path} ({run.condition}): no score for {', '.join(names)} (--predict_only). Run it "
+        "again without --predict_only."
+    )
 
 
 def _draw_key(entry: Entry, kind: str | None = None) -> tuple[object, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 from lm_eval_locos import __version__
 from lm_eval_locos.reporting.best_k import best_k
 from lm_eval_locos.reporting.board import Board, Row, plain
-from lm_eval_locos.reporting.grid import bundled_warning, grids, notes
+from lm_eval_locos.reporting.fold import GAP, folded
+from lm_eval_locos.reporting.grid import bundled_warning, grids, lines_of, notes
 from lm_eval_locos.reporting.results import Run
 from lm_eval_locos.reporting.text import title
 from lm_eval_locos.statistics import Estimate
@@ -82,10 +83,14 @@ def terminal(board: Board, width: int | None = None) -> str:
     for warning in _warnings(board):
         console.print(f"WARNING: {warning}\n")
     for grid in grids(board):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        grid, columns = folded(grid, width)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
         for i, header in enumerate(grid.headers):
             table.add_column(
-                header, justify="left" if i < grid.labels else "right", overflow="fold"
+                header,
+                justify="left" if i < grid.labels else "right",
+                overflow="fold",
+                width=columns[i],
             )
         for row in grid.rows:
             table.add_row(*row)
@@ -135,7 +140,16 @@ def latex(board: Board) -> str:
 
 
 def _latex_row(texts: tuple[str, ...]) -> str:
-    return " & ".join(map(escaped_latex, texts)) + r" \\"
+    return " & ".join(map(_latex_cell, texts)) + r" \\"
+
+
+def _latex_cell(text: str) -> str:
+    """A number with its interval and effect below, which beside it would not fit on a page."""
+    parts = lines_of(text)
+    if not parts[-1].startswith("MDE "):
+        return escaped_latex(text)
+    body = r" \\ ".join(map(escaped_latex, parts))
+    return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{body}\end{{tabular}}"
 
 
 def _warnings(board: Board) -> list[str]:
@@ -171,6 +185,7 @@ def records(board: Board) -> list[dict[str, Any]]:
         record["controls_held"] = row.controls_held
         held = controls and controls.drop.interval
         record["control_drop_high_90"] = held.high if held else None
+        record["control_drop_detectable_90"] = controls.drop.detectable if held else None
         record["random_seeds"] = random.seeds if random else None
         record["random_specificity"] = random.specificity if random else None
         record["p_random"] = random.p if random else None
@@ -196,6 +211,7 @@ def _flat(name: str, found: Estimate | None, level: float) -> dict[str, float | 
         f"{name}_low": ends.low if ends else None,
         f"{name}_high": ends.high if ends else None,
         f"{name}_stderr": found.standard_error if found else None,
+        f"{name}_detectable": found.detectable if found else None,
     }
 
 
@@ -232,7 +248,13 @@ def to_json(board: Board) -> str:
             {
                 "model": choice.model,
                 "ranking": choice.ranking,
+                "site": choice.site,
+                "mode": choice.mode,
+                "source": choice.source,
                 "k": choice.k,
+                "chosen_with": choice.chosen_with,
+                "lost_families": dict(choice.lost),
+                "gained_families": dict(choice.gained),
                 "development": {str(k): value for k, value in choice.development.items()},
                 "documents": choice.documents,
                 "result": choice.result.as_dict(),

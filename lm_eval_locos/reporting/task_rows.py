@@ -146,6 +146,7 @@ def _read(stated: Mapping[str, Any]) -> Estimate:
         stated.get("documents") or 0,
         stated.get("power") or 0.8,
         stated.get("reason"),
+        **{name: stated[name] for name in ("clusters", "constant") if stated.get(name)},
     )
 
 
