@@ -15,6 +15,7 @@ from transformers import StaticCache
 from lm_eval_locos.architecture import describe
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection.batches import Batch, Trial, plan, reusable
+from lm_eval_locos.detection.cri import cri
 from lm_eval_locos.detection.generate import Engine
 from lm_eval_locos.errors import DataError
 
@@ -297,3 +298,31 @@ def test_continued_caches_are_those_of_a_full_prefill():
     for part, full in zip(ragged.layers, whole.layers, strict=True):
         assert torch.equal(part.values[1, :, 6:], full.values[0, :, :14])
     assert whole.get_seq_length() == 30
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2"])
+def test_no_matrix_of_a_whole_prompt_is_formed(family, tokenizer, monkeypatch):
+    """However the model was loaded: not before the needle, and not where heads are patched."""
+    formed = []
+    softmax = torch.nn.functional.softmax
+
+    def watched(x, *args, **kwargs):
+        formed.append(tuple(x.shape[-2:]))
+        return softmax(x, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", watched)
+    monkeypatch.setattr("lm_eval_locos.detection.generate._PIECE_CPU", 32)
+    model = tiny_model(family, attn="eager")
+    model(torch.tensor([BOOK]))
+    assert (90, 90) in formed
+    formed.clear()
+    engine = Engine(model, tokenizer, max_new_tokens=2)
+    shared = (1, 5, *BOOK[:60])
+    trials = grid([60], [(6, 21), (6, 22)])
+    engine.run(trials, Batch((0, 1), shared=shared))
+    assert all(rows <= 32 for rows, _ in formed)
+    assert (not formed) == (family != "gemma2")
+    assert model.config._attn_implementation == "eager"
+    if family != "gemma2":
+        cri(model, trials[0], [7, 8], [0])
+        assert not formed

@@ -149,6 +149,16 @@ class Architecture:
         """Whether some layers have no attention."""
         return len(self.layers) < self.num_layers
 
+    @property
+    def kernel(self) -> str:
+        """``sdpa``, which forms no attention matrix; ``eager`` where only the family's own eager
+        attention knows all of it (a soft cap, sinks)."""
+        if not self.through_interface:
+            return "sdpa"
+        special = any(layer.softcap or layer.sinks for layer in self.layers.values())
+        fast = not special and getattr(self.decoder, "_supports_sdpa", False)
+        return "sdpa" if fast else "eager"
+
     def slices(self, site: Site) -> HeadSlices:
         """Where the heads are at ``site``; the same in every layer."""
         return self.query_slices if site == "query" else self.output_slices

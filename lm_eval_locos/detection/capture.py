@@ -68,10 +68,9 @@ def capturing(
         raise ModelError("a capture is running already. Captures do not nest; close the first one.")
     architecture = architecture or describe(model)
     refuse_compiled(model)
-    layers = architecture.layers
-    special = any(layer.softcap or layer.sinks for layer in layers.values())
-    kernel = not special and getattr(architecture.decoder, "_supports_sdpa", False)
-    name = (SDPA if kernel else EAGER) if architecture.through_interface else "sdpa"
+    layers, name = architecture.layers, architecture.kernel
+    if architecture.through_interface:
+        name = {"sdpa": SDPA, "eager": EAGER}[name]
     capture = Capture(architecture, first_row, seen, name == EAGER)
     try:
         _active = capture

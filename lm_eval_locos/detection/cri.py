@@ -22,7 +22,12 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 
 from lm_eval_locos.ablation import on_site, refuse_compiled
-from lm_eval_locos.architecture import Architecture, describe, input_device
+from lm_eval_locos.architecture import (
+    Architecture,
+    attention_implementation,
+    describe,
+    input_device,
+)
 from lm_eval_locos.detection import prefix
 from lm_eval_locos.detection.batches import Trial
 from lm_eval_locos.errors import DataError
@@ -105,6 +110,10 @@ class _Patching:
 
     @torch.inference_mode()
     def gains(self, batch_size: int) -> Tensor:
+        with attention_implementation(self.architecture, self.architecture.kernel):
+            return self._gains(batch_size)
+
+    def _gains(self, batch_size: int) -> Tensor:
         self._prefix = None
         if self.past:
             before = self.clean[: self.past]

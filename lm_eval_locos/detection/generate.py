@@ -236,9 +236,7 @@ class Engine:
         # Kernels skip the upper triangle of a plain causal mask only. Where the mask is another
         # one, pieces leave out most of that triangle, and the mask stays small; so do attention
         # matrices where the family has no kernel without them.
-        size = width
-        if padded or past or capture.materialises:
-            size = _PIECE_CPU if device.type == "cpu" else _PIECE
+        size = self._piece if padded or past or capture.materialises else width
         for start in range(past, width, size):
             end = min(start + size, width)
             chosen = step(ids[:, start:end], end)
@@ -250,6 +248,11 @@ class Engine:
             end += 1
             chosen = step(chosen[:, None], end)
 
+    @property
+    def _piece(self) -> int:
+        """Tokens that are fed at a time where a whole prompt would cost too much."""
+        return _PIECE_CPU if input_device(self.model).type == "cpu" else _PIECE
+
     def _cache(self, lengths: Sequence[int], shared: tuple[int, ...], past: int) -> Cache:
         """A cache that holds the first ``past`` columns of a left-padded batch."""
         if self._make_cache is not None:
@@ -258,7 +261,8 @@ class Engine:
             return prefix.empty(self.model, self.architecture)
         if self._shared is None or self._shared[0] != shared:
             self._shared = None  # frees the former one first
-            self._shared = (shared, prefix.prefill(self.model, self.architecture, shared))
+            before = prefix.prefill(self.model, self.architecture, shared, piece=self._piece)
+            self._shared = (shared, before)
         return prefix.continued(self.model, self.architecture, self._shared[1], lengths, past)
 
     def release(self) -> None:

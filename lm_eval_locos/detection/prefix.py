@@ -21,7 +21,12 @@ from packaging.version import Version
 from torch import nn
 from transformers import Cache, DynamicCache
 
-from lm_eval_locos.architecture import Architecture, base_model, input_device
+from lm_eval_locos.architecture import (
+    Architecture,
+    attention_implementation,
+    base_model,
+    input_device,
+)
 from lm_eval_locos.errors import ModelError
 
 HYBRID_SINCE = Version("5.17")
@@ -64,11 +69,20 @@ def why_not(architecture: Architecture, longest: int) -> str | None:
     )
 
 
-def prefill(model: nn.Module, architecture: Architecture, ids: Sequence[int]) -> Cache:
-    """The cache after ``ids``, of one sequence."""
+def prefill(
+    model: nn.Module, architecture: Architecture, ids: Sequence[int], *, piece: int = 256
+) -> Cache:
+    """The cache after ``ids``, of one sequence, whatever attention the model was loaded with.
+
+    Eager attention, where the family has no other, is fed ``piece`` tokens at a time: it forms
+    their matrix.
+    """
     cache = empty(model, architecture)
-    device = input_device(model)
-    forward(model, cache, input_ids=torch.tensor([list(ids)], device=device), logits_to_keep=1)
+    fed = torch.tensor([list(ids)], device=input_device(model))
+    size = piece if architecture.kernel == "eager" else fed.shape[1]
+    with attention_implementation(architecture, architecture.kernel):
+        for part in fed.split(size, dim=1):
+            forward(model, cache, input_ids=part, logits_to_keep=1)
     return cache
 
 
