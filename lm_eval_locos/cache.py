@@ -63,8 +63,8 @@ def model_identity(model: nn.Module) -> str:
     digest = hashlib.sha256(type(base_model(model)).__name__.encode())
     # What differs from the defaults: a later release has more settings than an earlier one.
     stated = [base_model(model).config.to_diff_dict()]
-    for adapter in getattr(model, "peft_config", {}).values():
-        stated.append({key: value for key, value in adapter.to_dict().items() if value})
+    adapters = getattr(model, "peft_config", {}).values()
+    stated += [{key: value for key, value in one.to_dict().items() if value} for one in adapters]
     digest.update(json.dumps(_settings(stated), sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not isinstance(tensor, Tensor):

@@ -10,7 +10,6 @@ In ``output`` there are then one JSON a method, ``detect.json`` (settings and ev
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -27,11 +26,13 @@ from lm_eval_locos import probes as sources
 from lm_eval_locos.architecture import base_model
 from lm_eval_locos.cache import model_identity
 from lm_eval_locos.detection import rankings, runner, scores
+from lm_eval_locos.detection.checkpoint import FOLDER, check_output
 from lm_eval_locos.detection.generate import Engine, TrialResult
 from lm_eval_locos.detection.steps import MAX_NEW_TOKENS
 from lm_eval_locos.errors import DataError, LocosError
-from lm_eval_locos.files import check_folder, clear_temporaries, replacing
+from lm_eval_locos.files import clear_temporaries, replacing
 from lm_eval_locos.ranking import HeadRanking
+from lm_eval_locos.settings import count
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +62,67 @@ class Detection:
         return sum(result.passed for result in self.results) / len(self.results)
 
 
+def chosen_methods(names: str | Sequence[str]) -> list[str]:
+    """The methods that are meant, each once and in a fixed order.
+
+    Args:
+        names: of `METHODS`, `scores.VARIANTS` and ``all`` (`scores.METHODS`); commas and blanks
+            separate several in one text.
+
+    Raises:
+        LocosError: an unknown name, or none.
+    """
+    known = (*METHODS, *scores.VARIANTS)
+    texts = [names] if isinstance(names, str) else names
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise LocosError(f"methods={names!r}: expected names, some of all, {', '.join(known)}.")
+    split = [name for text in texts for name in text.replace(",", " ").split()]
+    meant = {method for name in split for method in (scores.METHODS if name == "all" else (name,))}
+    if unknown := [name for name in split if name not in (*known, "all")]:
+        raise LocosError(
+            f"method {unknown[0]!r} is not known. Use all, or some of {', '.join(known)}."
+        )
+    if not meant:
+        raise LocosError(f"no method. Use all, or some of {', '.join(known)}.")
+    return sorted(meant, key=known.index)
+
+
+def check(
+    *,
+    data: str | Path,
+    num_trials: int | None,
+    lengths: sources.Grid | None,
+    depths: sources.Grid | None,
+    methods: str | Sequence[str],
+    batch_size: int | Literal["auto"],
+    max_new_tokens: int,
+    output: str | Path | None,
+    resume: bool,
+) -> list[str]:
+    """The methods that are meant; LocosError for what can be refused before a model is loaded.
+
+    All arguments are as for `detect`.
+    """
+    meant = chosen_methods(methods)
+    count("max_new_tokens", max_new_tokens, 1)
+    if batch_size != "auto":
+        count("batch_size", batch_size, 1)
+    sources.check(data, num_trials=num_trials, lengths=lengths, depths=depths)
+    if output is not None:
+        check_output(Path(output), RECORD, resume=resume)
+    return meant
+
+
 def detect(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    data: str = "nolima",
+    data: str | Path = "nolima",
     num_trials: int | None = None,
-    lengths: Sequence[float] | None = None,
-    depths: Sequence[float] | None = None,
+    lengths: sources.Grid | None = None,
+    depths: sources.Grid | None = None,
     needle_set: str = "needle_set.json",
-    methods: Sequence[str] = scores.METHODS,
+    methods: str | Sequence[str] = scores.METHODS,
     seed: int = 42,
     chat_template: bool | None = None,
     batch_size: int | Literal["auto"] = "auto",
@@ -80,6 +132,7 @@ def detect(
     resume: bool = False,
     name: str | None = None,
     revision: str | None = None,
+    peft: str | None = None,
     progress: bool = True,
 ) -> Detection:
     """Scores every head of a model.
@@ -89,26 +142,34 @@ def detect(
         tokenizer: its tokenizer.
         data, num_trials, lengths, depths, needle_set, seed, chat_template: see
             `lm_eval_locos.probes.load`.
-        methods: of `METHODS` and `scores.VARIANTS`.
+        methods: see `chosen_methods`.
         batch_size: most trials at a time; ``auto`` by free memory.
         share: whether the text before the needle is prefilled once for all trials that share it.
         max_new_tokens: limit of each generation.
         output: folder for results and checkpoints; None keeps everything in memory.
         resume: go on with what ``output`` has, which is an error otherwise.
         name: what the rankings call the model; default its name or path.
-        revision: the model's, for the record.
+        revision: that was asked for; the record has the commit that was loaded, where known.
+        peft: where the model's adapter is from, for the record; default its name and kind.
         progress: whether to show a bar.
 
     Raises:
+        LocosError: a wrong argument.
         DataError: wrong data, no trial passes, ``output`` holds another run.
         ModelError: unsupported model.
     """
-    known = (*METHODS, *scores.VARIANTS)
-    for method in methods:
-        if method not in known:
-            raise LocosError(f"method {method!r} is not known. Use some of {', '.join(known)}.")
-    if not methods:
-        raise LocosError(f"no method. Use some of {', '.join(known)}.")
+    methods = check(
+        data=data,
+        num_trials=num_trials,
+        lengths=lengths,
+        depths=depths,
+        methods=methods,
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        output=output,
+        resume=resume,
+    )
+    config = base_model(model).config
     engine = Engine(
         model,
         tokenizer,
@@ -126,15 +187,15 @@ def detect(
         needle_set=needle_set,
     )
     trials = [probe.trial for probe in found]
-    _check_lengths(model, found, max_new_tokens)
+    sources.check_room(config, found, max_new_tokens)
     shown = {key: source.pop(key) for key in _SHOWN}
     meta = {
-        "model": name or getattr(base_model(model).config, "_name_or_path", "") or "unnamed",
-        "revision": revision or getattr(base_model(model).config, "_commit_hash", None),
+        "model": name or getattr(config, "_name_or_path", "") or "unnamed",
+        **rankings.provenance(model, revision, peft),
         "dtype": str(base_model(model).dtype).removeprefix("torch."),
         "fingerprint": engine.architecture.fingerprint,
         "model_identity": model_identity(model),
-        "tokenizer_sha256": _tokenizer_hash(tokenizer),
+        "tokenizer_sha256": sources.tokenizer_sha256(tokenizer),
         **shown,
         "data": source,
         "max_new_tokens": max_new_tokens,
@@ -142,14 +203,13 @@ def detect(
         "versions": rankings.versions(),
     }
     folder = Path(output) if output is not None else None
-    identity = {key: meta[key] for key in _IDENTITY} | {"methods": list(methods)}
+    identity = {key: meta[key] for key in _IDENTITY} | {"methods": methods}
     state = runner.processes()
     main = state is None or state.is_main_process
     if folder is not None:
         if resume and (folder / RECORD).exists():
             return _finished(folder, found, identity)
         if main:
-            _check_folder(folder, resume)
             clear_temporaries(folder)
         if state is not None:
             state.wait_for_everyone()
@@ -159,18 +219,18 @@ def detect(
         batch_size=batch_size,
         share=share,
         with_cri="cri" in methods,
-        checkpoint=folder / "checkpoint" if folder is not None else None,
+        checkpoint=folder / FOLDER if folder is not None else None,
         identity=identity,
         progress=progress,
     )
-    if set(methods) != {"headkv"}:
-        runner.check_passed(trials, results)
+    if not rankings.UNFILTERED.issuperset(methods):
+        runner.check_passed(trials, results, data=str(data), tokenizer=tokenizer)
     ids = [probe.id for probe in found]
     layers = tuple(engine.architecture.layers)
     made = {method: rankings.ranking(method, layers, ids, results, meta) for method in methods}
     detection = Detection(made, found, results)
     if folder is not None and main:
-        _write(folder, detection, meta | {"methods": list(methods)})
+        _write(folder, detection, meta | {"methods": methods})
     return detection
 
 
@@ -183,6 +243,7 @@ def _finished(folder: Path, found: list[sources.Probe], identity: dict[str, Any]
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         meta = dict(record["meta"])
+        meta["methods"] = chosen_methods(meta["methods"])
         results = [
             TrialResult((), trial["generated"], tuple(trial["answer_steps"]), trial["passed"], {})
             for trial in record["trials"]
@@ -202,40 +263,6 @@ def _finished(folder: Path, found: list[sources.Probe], identity: dict[str, Any]
     _clear(folder)
     made = {name: HeadRanking.load(folder / f"{name}.json") for name in identity["methods"]}
     return Detection(made, found, results)
-
-
-def _check_folder(folder: Path, resume: bool) -> None:
-    check_folder(folder)
-    if (folder / RECORD).exists():
-        raise DataError(
-            f"{folder} holds the results of a finished run. Choose another --output, or delete it."
-        )
-    if (folder / "checkpoint").exists() and not resume:
-        raise DataError(
-            f"{folder} holds an unfinished run. Add --resume to go on with it, or choose another "
-            "--output."
-        )
-
-
-def _check_lengths(model: nn.Module, found: Sequence[sources.Probe], new: int) -> None:
-    config = base_model(model).config.get_text_config(decoder=True)
-    room = getattr(config, "max_position_embeddings", None)
-    for probe in found:
-        if room and len(probe.trial.ids) + new > room:
-            raise DataError(
-                f"trial {probe.id}: the prompt has {len(probe.trial.ids)} tokens and needs {new} "
-                f"for the answer; the model takes {room}. Use shorter --lengths."
-            )
-
-
-def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the vocabulary, the chat template and how a text is cut."""
-    content = {
-        "vocabulary": sorted(tokenizer.get_vocab().items()),
-        "chat_template": tokenizer.chat_template,
-        "class": type(tokenizer).__name__,
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _write(folder: Path, detection: Detection, meta: dict[str, Any]) -> None:
@@ -269,4 +296,4 @@ def _write(folder: Path, detection: Detection, meta: dict[str, Any]) -> None:
 def _clear(folder: Path) -> None:
     """Removes what a finished run needs no more, also where it was killed before it could."""
     clear_temporaries(folder)
-    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -132,6 +132,32 @@ def test_show_as_a_table(files, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"num_trials_scored": 9, "num_trials_passed": 1}, "9 trials scored, 1 passed"),
+        ({"num_trials_scored": 9, "num_trials_passed": 0}, "9 trials scored, 0 passed"),
+        ({"num_trials_scored": 5}, "5 of 9 passed"),
+        ({}, "5 of 9 passed"),
+    ],
+)
+def test_how_many_trials_were_scored(files, capsys, counts, said):
+    made(meta=META | counts).save("c.json")
+    run("show", "c.json")
+    assert f"trials         {said}" in capsys.readouterr().out.replace("  \n", "\n")
+    run("show", "c.json", "--json")
+    assert printed(capsys)["trials_scored"] == counts.get("num_trials_scored")
+
+
+def test_the_adapter_is_shown(files, capsys):
+    made(meta=META | {"peft": "my/adapter"}).save("c.json")
+    run("show", "c.json")
+    shown = capsys.readouterr().out
+    assert "a/model [bundled sample], adapter my/adapter, revision abc123" in shown
+    run("show", "c.json", "--json")
+    assert printed(capsys)["peft"] == "my/adapter"
+
+
 def test_intervals_in_the_file_come_first_and_the_note_says_so(files, capsys):
     top = made().order[0]
     made(confidence_intervals={top: (-1.0, 7.5)}).save("c.json")

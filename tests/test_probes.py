@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lm_eval_locos import probes
@@ -182,6 +184,17 @@ def test_rows_and_trials(real, tmp_path):
         ([{**ROW, "needle": None}], "line 1: needle is 'None'"),
         ([{"ctx": "a"}], "line 1: context is 'None', expected text. Columns: .* found: ctx"),
         ([ROW | {"context": ROW["context"] * 2}], "line 1: the context has the needle 2 times"),
+        *(
+            ([ROW, ROW | {"context": change(ROW["context"])}], "line 2: .* Copy the needle exactly")
+            for change in (
+                str.upper,
+                str.swapcase,
+                lambda text: text.replace(" ", "  "),
+                lambda text: text.replace("next to ", "next\nto\u00a0"),
+                lambda text: text.replace("Yuki lives", "yuki\tlives"),
+            )
+        ),
+        ([ROW | {"needle": " Yuki lives  next to the Louvre. "}], "line 1: .* Copy the needle"),
         ([ROW | {"id": "a"}, ROW | {"id": "a"}], "two rows have the same id"),
         ([""], "no rows"),
     ],
@@ -195,6 +208,102 @@ def test_not_text(tmp_path):
     (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):
         jsonl.read(tmp_path / "p.jsonl")
+
+
+@st.composite
+def plans(draw):
+    rows = draw(st.integers(1, 12))
+    lengths = draw(st.lists(st.integers(1, 10**5), min_size=1, max_size=5, unique=True))
+    depths = draw(st.lists(st.integers(0, 100), min_size=1, max_size=10, unique=True))
+    count = draw(st.none() | st.integers(1, rows * len(lengths) * len(depths)))
+    return rows, lengths, depths, count, draw(st.integers(0, 9))
+
+
+@given(plan=plans())
+@settings(max_examples=150, deadline=None)
+def test_any_number_of_a_files_trials_is_balanced(tmp_path_factory, plan):
+    """Over cells, lengths, depths and rows; no row meets a cell twice."""
+    rows, lengths, depths, count, seed = plan
+    path = tmp_path_factory.getbasetemp() / "balanced.jsonl"
+    written(path, *(HAYSTACK | {"id": f"r{i}"} for i in range(rows)))
+
+    def planned():
+        return jsonl.plan(path, count, seed, lengths=lengths, depths=depths)
+
+    found = [(row["id"], *cell) for row, cell in planned()]
+    assert found == [(row["id"], *cell) for row, cell in planned()]
+    assert len(set(found)) == len(found) == (count or rows)
+
+    def spread(take, values):
+        times = Counter(map(take, found))
+        return max(times.values()) - min(times[value] for value in values)
+
+    assert spread(lambda one: one[0], {f"r{i}" for i in range(rows)}) <= 1
+    assert spread(lambda one: one[1:], {(n, d) for n in lengths for d in depths}) <= 1
+    assert spread(lambda one: one[1], lengths) <= 1
+    assert spread(lambda one: one[2], depths) <= 1
+
+
+def test_a_files_trials_meet_every_length_and_depth_alike(real, tmp_path):
+    path = written(tmp_path / "p.jsonl", *(HAYSTACK | {"id": f"r{i}"} for i in range(20)))
+    grid = {"lengths": "100:260:5", "depths": "0:90:10"}
+    found, source = probes.load(path, real, num_trials=100, **grid)
+    assert Counter(p.facts["length"] for p in found) == dict.fromkeys((100, 140, 180, 220, 260), 20)
+    assert Counter(p.facts["depth"] for p in found) == dict.fromkeys(range(0, 100, 10), 10)
+    assert source["lengths"] == [100, 140, 180, 220, 260]
+    assert source["depths"] == list(range(0, 100, 10))
+    met = Counter((p.id.split("_")[0], p.facts["length"]) for p in found)
+    assert set(met.values()) == {1}  # every row meets every length
+    (few, _), (other, _) = (probes.load(path, real, seed=seed, **grid) for seed in (1, 2))
+    assert Counter(p.facts["length"] for p in few) == dict.fromkeys(source["lengths"], 4)
+    assert [p.id for p in few] != [p.id for p in other]
+
+
+def test_what_the_record_says_of_a_files_grid(real, tmp_path):
+    """Depths where needles are placed, lengths where they are asked for."""
+    _, source = probes.load(written(tmp_path / "h.jsonl", HAYSTACK), real)
+    assert source["depths"] == list(nolima.PAPER_DEPTHS)
+    assert "lengths" not in source
+    _, source = probes.load(written(tmp_path / "p.jsonl", ROW), real)
+    assert not {"lengths", "depths"} & set(source)
+
+
+def test_how_many_names_a_guess_has(real):
+    """The number in the record is that of the names in each context, counted."""
+    found, source = probes.load("nolima", real, num_trials=20, **GRID)
+    bench = load_benchmark("needle_set.json").part("detection")
+    people = {name for entry in bench.entries for name in entry.characters}
+    for probe in found:
+        words = real.decode(probe.trial.ids).rsplit("Question:", 1)[0].replace(".", " ").split()
+        assert len(people & set(words)) == source["candidates"] == 7
+    assert "candidates" not in probes.load("niah", real, num_trials=1, **GRID)[1]
+
+
+@pytest.mark.parametrize("data", ["nolima", "niah", "file"])
+@pytest.mark.parametrize(
+    ("lengths", "rounded"),
+    [("1500:1502:3", [1500, 1501, 1502]), ("1500.4,2000.6", [1500, 2001]), (1500.2, [1500])],
+)
+def test_lengths_are_whole(real, tmp_path, data, lengths, rounded):
+    if data == "file":
+        data = written(tmp_path / "p.jsonl", *(HAYSTACK | {"id": f"r{i}"} for i in range(3)))
+    found, source = probes.load(data, real, num_trials=3, lengths=lengths, depths=(0, 50))
+    assert source["lengths"] == rounded
+    assert {type(n) for n in source["lengths"]} == {int}
+    assert {probe.facts["length"] for probe in found} <= set(rounded)
+
+
+@pytest.mark.parametrize("lengths", ["300:301:3", "300,300.2", [299.9, 300], [5, 5.0]])
+@pytest.mark.parametrize("data", ["nolima", "niah", "file"])
+def test_lengths_that_are_the_same_when_rounded(real, tmp_path, data, lengths):
+    if data == "file":
+        data = written(tmp_path / "p.jsonl", HAYSTACK)
+    with pytest.raises(DataError, match=r"^lengths=.*: expected different numbers from 1, .*round"):
+        probes.load(data, real, lengths=lengths)
+    with pytest.raises(DataError, match=r"^lengths="):
+        nolima.detection_part("needle_set.json", lengths, None)
+    with pytest.raises(DataError, match=r"^lengths="):
+        nolima.load(tokenizer=real, lengths=lengths)
 
 
 def test_grids_of_the_command_line():

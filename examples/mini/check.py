@@ -103,7 +103,8 @@ def detected(bench: Bench, each: int) -> dict[str, HeadRanking]:
         "plugin_version": __version__,
         "versions": rankings.versions(),
     }
-    return {method: rankings.ranking(method, names, results, meta) for method in METHODS}
+    layers = tuple(bench.architecture.layers)
+    return {method: rankings.ranking(method, layers, names, results, meta) for method in METHODS}
 
 
 def write(folder: Path, ranking: HeadRanking) -> None:

@@ -3,7 +3,8 @@
 Each module has ``add_parser(commands)``, which adds its subcommand and sets ``run`` to a function
 of the parsed arguments. Heavy imports stay inside that function, so that ``locos --help`` is quick.
 
-Exit status: 0, 1 where a check found what it looks for, 2 for a wrong argument or input.
+Exit status: 0, 1 where a check found what it looks for, 2 for a wrong argument or input, 130 after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LocosError as error:
         print(f"locos: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        resumable = hasattr(arguments, "resume")
+        advice = " The same command with --resume goes on where it stopped." if resumable else ""
+        print(f"locos: interrupted.{advice}", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader, such as head, has enough
         sys.stderr.close()
         sys.exit(0)

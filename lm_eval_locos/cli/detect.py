@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from lm_eval_locos.cli import loading
-from lm_eval_locos.cli.arguments import Formatter
+from lm_eval_locos.cli.arguments import Formatter, whole
 
 EPILOG = """\
 methods:
@@ -53,7 +52,10 @@ def add_parser(commands: Any) -> None:
         help="NoLiMa, a literal needle in the same books, or a JSONL file (default: %(default)s)",
     )
     probes.add_argument(
-        "--num-trials", type=int, metavar="N", help="how many (default: 100; of a file: all rows)"
+        "--num-trials",
+        type=whole(1),
+        metavar="N",
+        help="how many (default: 100; of a file: all rows)",
     )
     probes.add_argument(
         "--lengths",
@@ -93,7 +95,11 @@ def add_parser(commands: Any) -> None:
         "--batch-size", default="auto", help="most trials at a time (default: auto, by memory)"
     )
     run.add_argument(
-        "--max-new-tokens", type=int, default=50, help="limit of a generation (default: 50)"
+        "--max-new-tokens",
+        type=whole(1),
+        default=50,
+        metavar="N",
+        help="limit of a generation (default: 50)",
     )
     run.add_argument(
         "--no-prefix-reuse",
@@ -105,38 +111,40 @@ def add_parser(commands: Any) -> None:
 
 def detect(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    from lm_eval_locos.detect import check
     from lm_eval_locos.detect import detect as run
     from lm_eval_locos.detection import runner
     from lm_eval_locos.errors import LocosError
-    from lm_eval_locos.families.grids import numbers
 
     batch_size = arguments.batch_size
     if batch_size != "auto":
         if not batch_size.isdecimal() or int(batch_size) < 1:
             raise LocosError(f"--batch-size {batch_size}: expected auto, or a number from 1.")
         batch_size = int(batch_size)
-    lengths = numbers("lengths", arguments.lengths, least=1)
-    depths = numbers("depths", arguments.depths, most=100)
-    methods = _methods(arguments.methods)
+    same = (
+        "data",
+        "num_trials",
+        "lengths",
+        "depths",
+        "methods",
+        "max_new_tokens",
+        "output",
+        "resume",
+    )
+    options = {name: getattr(arguments, name) for name in same} | {"batch_size": batch_size}
+    check(**options)  # before the model is loaded, which takes long
     model, tokenizer = loading.load(arguments)
     found = run(
         model,
         tokenizer,
-        data=arguments.data,
-        num_trials=arguments.num_trials,
-        lengths=lengths,
-        depths=depths,
+        **options,
         needle_set=arguments.needle_set,
-        methods=methods,
         seed=arguments.seed,
         chat_template=arguments.chat_template,
-        batch_size=batch_size,
         share=not arguments.no_prefix_reuse,
-        max_new_tokens=arguments.max_new_tokens,
-        output=arguments.output,
-        resume=arguments.resume,
         name=arguments.name or "/".join(filter(None, (arguments.model, arguments.gguf_file))),
         revision=arguments.revision,
+        peft=arguments.peft,
     )
     state = runner.processes()
     if state is None or state.is_main_process:
@@ -144,37 +152,38 @@ def detect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _methods(names: Sequence[str]) -> list[str]:
-    """The methods that are meant; commas and blanks both separate them."""
-    from lm_eval_locos.detection.scores import METHODS
-
-    split = [name for text in names for name in text.split(",") if name]
-    meant = [method for name in split for method in (METHODS if name == "all" else (name,))]
-    return list(dict.fromkeys(meant))
-
-
 def _report(found: Any, output: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from lm_eval_locos.detection.rankings import UNFILTERED, guessing, listed, near_guessing
     from lm_eval_locos.files import shown
 
     passed = sum(result.passed for result in found.results)
     console = Console(width=None if sys.stdout.isatty() else 200)
     meta = next(iter(found.rankings.values())).meta
     mark = " [bundled sample]" if meta["data"]["source"] == "bundled" else ""
+    unfiltered = UNFILTERED.issuperset(found.rankings)
+    scored = len(found.results) if unfiltered else passed
     title = f"{passed} of {len(found.results)} trials passed ({found.pass_rate:.2f}){mark}"
+    if unfiltered:
+        title = f"{scored} trials scored, {passed} passed{mark}"
     table = Table(title=Text(title), title_justify="left")
     for column in ("method", "trials", "top heads (layer-head), highest first", "file"):
         table.add_column(column, justify="right" if column == "trials" else "left")
     for method, ranking in found.rankings.items():
-        heads = ", ".join(map(str, ranking.top(min(10, len(ranking.order)))))
         file = f"{shown(output)}/{method}.json"
-        table.add_row(method, str(len(ranking.trial_ids or ())), heads, file)
+        table.add_row(method, str(len(ranking.trial_ids or ())), listed(ranking), file)
     console.print(table)
-    if passed < 20:
+    if scored < 20:
         console.print(
-            f"Only {passed} trials passed: the order of the heads is uncertain (see the intervals "
-            "in `locos heads show`). Use more trials, or easier ones."
+            f"Only {scored} trials {'were scored' if unfiltered else 'passed'}: the order of the "
+            "heads is uncertain (see the intervals in `locos heads show`). Use more trials"
+            f"{'' if unfiltered else ', or easier ones'}."
+        )
+    if not unfiltered and near_guessing(meta):
+        console.print(
+            f"The pass rate is {found.pass_rate:.2f}, and guessing {guessing(meta)}: many of the "
+            "trials that passed may be guesses. Use easier trials, or a larger model."
         )

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 def facts(ranking: HeadRanking) -> dict[str, Any]:
     """What the file says about itself; None for what it does not say."""
     meta, steps = ranking.meta, ranking.answer_steps
-    stated = ("method", "model", "revision", "dataset", "split", "seed", "plugin_version")
+    stated = ("method", "model", "peft", "revision", "dataset", "split", "seed")
+    stated += ("plugin_version",)
     return {
         "path": ranking.path,
         "sha256": ranking.sha256,
         **{key: meta.get(key) for key in stated},
         "trials_passed": meta.get("num_trials_passed", max(map(len, ranking.scores.values()))),
         "trials_total": meta.get("num_trials_total"),
+        "trials_scored": meta.get("num_trials_scored"),
         "answer_steps": sum(steps) if steps else meta.get("pooled_ans_steps"),
         "heads_scored": len(ranking.order),
         "heads_named": len(ranking.scores),
@@ -50,16 +52,22 @@ def _lines(ranking: HeadRanking) -> dict[str, str]:
     lines = {
         "file": of["path"],
         "method": _joined(of["method"]),
-        "model": _joined(of["model"], revision=of["revision"]),
+        "model": _joined(of["model"], adapter=of["peft"], revision=of["revision"]),
         "data": _joined(of["dataset"], split=of["split"], seed=of["seed"]),
-        "trials": f"{of['trials_passed']}"
-        + ("" if of["trials_total"] is None else f" of {of['trials_total']} passed"),
+        "trials": _trials(of["trials_scored"], of["trials_passed"], of["trials_total"]),
         "answer steps": _joined(of["answer_steps"]),
         "heads": f"{of['heads_scored']} of {of['heads_named']} have a score",
         "sha256": (of["sha256"] or "")[:12],
         "lm-eval-locos": _joined(of["plugin_version"]),
     }
     return {label: clean(text) for label, text in lines.items()}  # it must not steer a terminal
+
+
+def _trials(scored: Any, passed: Any, total: Any) -> str:
+    """How many trials passed, or, of a method that needs no pass, how many were scored too."""
+    if scored is not None and scored != passed:
+        return f"{scored} trials scored, {passed} passed"
+    return f"{passed}" if total is None else f"{passed} of {total} passed"
 
 
 def _joined(first: Any, **more: Any) -> str:

@@ -7,6 +7,8 @@ folder/000003.safetensors   the results of batch 3, written whole or not at all
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,52 @@ from safetensors.torch import save_file
 
 from lm_eval_locos.detection.generate import TrialResult
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.files import replacing
+from lm_eval_locos.files import check_folder, replacing
+
+FOLDER = "checkpoint"
+"""Where in the output folder the batches of an unfinished run are."""
+
+
+def check_output(output: Path, record: str, *, resume: bool) -> None:
+    """Refuses an output folder that a run cannot write to; writes nothing that stays.
+
+    Args:
+        output: the folder, which need not exist.
+        record: name of the file in it that a finished run has.
+        resume: whether the run goes on with what is there.
+
+    Raises:
+        DataError: it, or one of the folders above it, is a file or cannot be written to; or it has
+            results that are not to be resumed.
+    """
+    try:
+        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+        check_folder(existing)
+        # Rights do not tell everything: nothing can be made in /proc. The suffix is of files that
+        # are cleared away where a process was killed before it could.
+        handle, name = tempfile.mkstemp(dir=existing, prefix=".output-", suffix=".tmp")
+        os.close(handle)
+        Path(name).unlink(missing_ok=True)  # or another process has cleared it away
+        finished, begun = (output / record).exists(), (output / FOLDER).exists()
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"--output {output}: cannot be written to ({reason}). Choose a folder in which you "
+            "may make files."
+        ) from error
+    if resume:
+        return
+    if finished:
+        raise DataError(
+            f"{output} holds the results of a finished run. Choose another --output, or delete it."
+        )
+    if begun:
+        raise DataError(
+            f"{output} holds an unfinished run. Add --resume to go on with it, or choose another "
+            "--output."
+        )
 
 
 class Checkpoint:

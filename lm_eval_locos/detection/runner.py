@@ -18,11 +18,13 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from lm_eval_locos.detection.batches import Batch, Trial
 from lm_eval_locos.detection.checkpoint import Checkpoint, recorded
 from lm_eval_locos.detection.cri import cri
 from lm_eval_locos.detection.generate import Engine, TrialResult
+from lm_eval_locos.detection.steps import Stopping
 from lm_eval_locos.errors import DataError
 
 
@@ -138,16 +140,57 @@ def _agreed(value: int, state: PartialState | None) -> int:
     return values[0]
 
 
-def check_passed(trials: Sequence[Trial], results: Sequence[TrialResult]) -> None:
-    """Raises DataError, with three examples, when no trial passed."""
+_EASIER = {
+    "nolima": "shorter --lengths, --data niah, another --needle-set, or a larger model",
+    "niah": "shorter --lengths, or a larger model",
+}
+_EASIER_FILE = "shorter contexts, easier questions, or a larger model"
+
+
+def check_passed(
+    trials: Sequence[Trial],
+    results: Sequence[TrialResult],
+    *,
+    data: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Raises DataError, with three examples and what may help, when no trial passed.
+
+    Args:
+        trials: of the run.
+        results: theirs.
+        data: where they are from: nolima, niah, or a file.
+        tokenizer: of the model.
+    """
     if any(result.passed for result in results):
         return
+    pairs = list(zip(trials, results, strict=True))
+    thinking = sum(_cut_in_thinking(tokenizer, *pair) for pair in pairs)
     examples = "\n".join(
-        f"  asked for {trial.gold!r}, generated {result.text[:120]!r}"
-        for trial, result in list(zip(trials, results, strict=True))[:3]
+        f"  asked for {trial.gold!r}, "
+        + (
+            f"cut off while thinking, after {tokenizer.decode(result.ids)[-80:]!r}"
+            if _cut_in_thinking(tokenizer, trial, result)
+            else f"generated {result.text[:120]!r}"
+        )
+        for trial, result in pairs[:3]
+    )
+    advice = (
+        f"In {thinking} trials the model was still thinking at the end: use a larger "
+        "--max-new-tokens (such as 2000), or switch thinking off. "
+        if thinking
+        else ""
     )
     raise DataError(
         f"0 of {len(trials)} trials passed (pass rate 0.00), so that no head can be scored. For "
-        f"example:\n{examples}\nUse trials that the model answers: shorter --lengths, --data niah, "
-        "another --needle-set, or a larger model; look whether the chat template is right."
+        f"example:\n{examples}\n{advice}Use trials that the model answers: "
+        f"{_EASIER.get(data, _EASIER_FILE)}; look whether the chat template is right."
     )
+
+
+def _cut_in_thinking(tokenizer: PreTrainedTokenizerBase, trial: Trial, result: TrialResult) -> bool:
+    """Whether the generation ended before anything but thinking came."""
+    generation = Stopping(tokenizer, (), len(result.ids) + 1).start(trial.ids)
+    for token in result.ids:
+        generation.add(token)
+    return bool(result.ids) and generation.content == len(result.ids)

@@ -43,12 +43,24 @@ class Case:
 
 
 def numbers(
-    name: str, value: Any, *, least: float = 0, most: float = float("inf")
+    name: str,
+    value: Any,
+    *,
+    least: float = 0,
+    most: float = float("inf"),
+    whole: bool = False,
 ) -> tuple[float, ...] | None:
     """A grid given as a number, a list of numbers or ``START:STOP:N``; None for None.
 
+    Args:
+        name: what messages call it.
+        value: the grid.
+        least, most: limits of its numbers.
+        whole: whether they are rounded to whole numbers (lengths: there is no part of a token).
+
     Raises:
-        DataError: anything else, nothing, a number twice or outside ``least`` .. ``most``.
+        DataError: anything else, nothing, a number twice (after rounding) or outside ``least`` ..
+            ``most``.
     """
     if value is None:
         return None
@@ -59,15 +71,19 @@ def numbers(
         elif isinstance(value, str):
             found = [float(part) for part in value.replace(",", " ").split()]
         else:
-            found = [float(x) for x in (value if isinstance(value, list | tuple) else [value])]
+            several = isinstance(value, list | tuple | range | np.ndarray)
+            found = [float(x) for x in (value if several else [value])]
     except (TypeError, ValueError):
         found = []
     fits = all(math.isfinite(x) and least <= x <= most for x in found)
+    if whole and fits:
+        found = [float(round(x)) for x in found]
     if not found or len(set(found)) < len(found) or not fits:
         limit = f" to {most:g}" if most != float("inf") else ""
         raise DataError(
             f"{name}={value!r}: expected different numbers from {least:g}{limit}, as a list such "
-            "as [500, 1000] or as START:STOP:COUNT."
+            "as [500, 1000] or as START:STOP:COUNT"
+            f"{'; they are rounded to whole tokens' if whole else ''}."
         )
     return tuple(found)
 

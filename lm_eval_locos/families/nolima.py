@@ -73,7 +73,7 @@ def load(
     """
     whole = load_benchmark(needle_set)
     bench = _held_out(whole, "evaluation") if held_out else whole
-    grid_lengths = numbers("lengths", lengths, least=1) or (
+    grid_lengths = numbers("lengths", lengths, least=1, whole=True) or (
         (tokens,) if tokens else _paper_lengths(bench)
     )
     default_depths = np.linspace(0, 100, BENCHMARK_DEPTHS) if placement == "line" else PAPER_DEPTHS
@@ -233,11 +233,16 @@ def calibration(tokenizer: Any, count: int, seed: int) -> tuple[list[str], dict[
 def detection_part(
     needle_set: str, lengths: Sequence[float] | None, depths: Sequence[float] | None
 ) -> tuple[Benchmark, tuple[tuple[int, ...], tuple[float, ...]]]:
-    """The detection part of a needle set; lengths and depths, the paper's where not given."""
+    """The detection part of a needle set; lengths and depths, the paper's where not given.
+
+    Raises:
+        DataError: wrong data, or a wrong grid.
+    """
     bench = _held_out(load_benchmark(needle_set), "detection")
+    tokens = numbers("lengths", lengths, least=1, whole=True) or _paper_lengths(bench)
     return bench, (
-        tuple(int(n) for n in lengths or _paper_lengths(bench)),
-        tuple(map(float, depths or PAPER_DEPTHS)),
+        tuple(int(n) for n in tokens),
+        numbers("depths", depths, most=100) or PAPER_DEPTHS,
     )
 
 
@@ -271,11 +276,14 @@ def detection(
     first = random.Random(seed).randrange(len(cases))
     cases = (cases[first:] + cases[:first])[:count]
     found = documents(bench, cases, ruler_for({"tokenizer": tokenizer}), "sentence")
+    # The needle's character and those of the distractors: whom a guess can name.
+    candidates = {1 + c.entry.distractors * ("{CHAR}" in c.entry.needle) for c in cases}
     provenance = source_of("nolima", bench.found) | {
         "needle_set": needle_set,
         "questions": list(questions),
         "split": "detection",
         "lengths": list(grid[0]),
         "depths": list(grid[1]),
+        **({"candidates": max(candidates)} if len(candidates) == 1 < max(candidates) else {}),
     }
     return found, provenance

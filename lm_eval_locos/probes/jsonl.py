@@ -4,13 +4,16 @@
      "question": "Who lives in Paris?", "answer": "Yuki"}
 
 A context that has the needle, once, is taken as it is. One without it is a haystack: the needle is
-placed at a sentence end, at the lengths and depths that are asked for.
+placed at a sentence end, at the lengths and depths that are asked for, any number of trials being
+balanced over them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -82,7 +85,96 @@ def _row(row: Any, where: str, name: str) -> dict[str, str]:
         raise DataError(
             f"{where}: the context has the needle {times} times. Which one is meant? Keep one."
         )
+    if not times and _plain(row["needle"]) in _plain(row["context"]):
+        raise DataError(
+            f"{where}: the context has the needle {row['needle'][:60]!r} with other blanks or "
+            "capitals, so that it would be there twice after it is placed. Copy the needle exactly "
+            "from the context, or take it out there."
+        )
     return found
+
+
+def _plain(text: str) -> str:
+    """The text without what a copy by hand changes: blanks, line breaks, capitals."""
+    return " ".join(text.split()).casefold()
+
+
+def _in_place(row: dict[str, str]) -> bool:
+    return row["needle"] in row["context"]
+
+
+Cell = tuple[float | None, float]
+"""A length in tokens, None for the context's own, and a depth in percent."""
+
+
+def plan(
+    path: Path,
+    count: int | None,
+    seed: int,
+    *,
+    lengths: Sequence[float] | None = None,
+    depths: Sequence[float] | None = None,
+) -> list[tuple[dict[str, str], Cell | None]]:
+    """The rows of a run's trials in their order, each with its cell of the grid.
+
+    Rows, lengths, depths and cells take turns: of any number of trials none of them has two more
+    than another of its kind, and no row meets a cell twice. The seed shuffles rows and grid.
+
+    Args:
+        path, count, seed, lengths, depths: see `detection`.
+
+    Returns:
+        Rows with cells; None for a row whose needle is in its place.
+
+    Raises:
+        DataError: a wrong row, a grid for needles in their places, too many trials.
+    """
+    rows = read(path)
+    random.Random(f"{seed}-jsonl").shuffle(rows)
+    given = lengths is not None or depths is not None
+    in_place = [row for row in rows if _in_place(row)]
+    if given and in_place:
+        raise DataError(
+            f"{path}: row {in_place[0]['id']} has its needle in its context, where no length or "
+            "depth can be chosen. Leave out --lengths and --depths, or take the needle out."
+        )
+    cells = _cells(lengths or (None,), depths or nolima.PAPER_DEPTHS, seed)
+    most = len(rows) if in_place else len(rows) * len(cells)
+    if count is not None and count > most:
+        raise DataError(
+            f"{count} trials were asked for, and {path} gives {most}. Ask for {most} or fewer, or "
+            "add rows, lengths or depths."
+        )
+    if in_place:  # at most one trial a row
+        turns = itertools.count()
+        return [
+            (row, None if _in_place(row) else cells[next(turns) % len(cells)])
+            for row in rows[:count]
+        ]
+    return [(rows[i], cells[j]) for i, j in _pairs(len(rows), len(cells), count or len(rows))]
+
+
+def _cells(lengths: Sequence[Any], depths: Sequence[float], seed: int) -> list[Cell]:
+    """Every pair once; of any number from the first on, lengths and depths take turns."""
+    rng = random.Random(f"{seed}-cells")
+    lengths, depths = rng.sample(lengths, len(lengths)), rng.sample(depths, len(depths))
+    together = math.lcm(len(lengths), len(depths))
+    return [
+        # Where both turns end together the depths move on by one: these pairs are new.
+        (lengths[n % len(lengths)], depths[(n + n // together) % len(depths)])
+        for n in range(len(lengths) * len(depths))
+    ]
+
+
+def _pairs(rows: int, cells: int, count: int) -> list[tuple[int, int]]:
+    """``count`` different pairs of a row and a cell, both taking turns."""
+    # Rows in an order that moves on by one each turn meet other lengths in the next turn, but for
+    # many trials pairs would come again.
+    moving = [((n + n // rows) % rows, n % cells) for n in range(count)]
+    if len(set(moving)) == count:
+        return moving
+    together = math.lcm(rows, cells)
+    return [((n + n // together) % rows, n % cells) for n in range(count)]
 
 
 def detection(
@@ -99,47 +191,35 @@ def detection(
     Args:
         path: the file.
         tokenizer: measures contexts.
-        count: how many, None for all rows (in contexts without their needle: at one length and
-            depth each, in turn).
-        seed: which rows, and in which order.
+        count: how many, None for all rows (those without their needle at one length and depth
+            each).
+        seed: of the choice of rows and cells, see `plan`.
         lengths: for contexts without their needle; default: as long as they are.
         depths: likewise; default: the paper's five.
+
+    Raises:
+        DataError: see `plan`; a length without room for the needle.
     """
-    rows = read(path)
-    random.Random(f"{seed}-jsonl").shuffle(rows)
-    given = lengths is not None or depths is not None
-    in_place = [row for row in rows if row["needle"] in row["context"]]
-    if given and in_place:
-        raise DataError(
-            f"{path}: row {in_place[0]['id']} has its needle in its context, where no length or "
-            "depth can be chosen. Leave out --lengths and --depths, or take the needle out."
-        )
-    cells = [(n, d) for n in lengths or (None,) for d in depths or nolima.PAPER_DEPTHS]
-    most = len(rows) if in_place else len(rows) * len(cells)
-    if count is not None and count > most:
-        raise DataError(
-            f"{count} trials were asked for, and {path} gives {most}. Ask for {most} or fewer, or "
-            "add rows, lengths or depths."
-        )
+    planned = plan(path, count, seed, lengths=lengths, depths=depths)
     ruler = ruler_for({"tokenizer": tokenizer})
     found = []
-    for i in range(count or len(rows)):
-        turn, number = divmod(i, len(rows))
-        row = rows[number]
+    for row, cell in planned:
         facts: dict[str, Any] = {}
-        if row["needle"] in row["context"]:
+        if cell is None:
             start = row["context"].index(row["needle"])
             placed = Placement(row["context"], start, start + len(row["needle"]), 0, 0.0)
         else:
             book = Haystack.of(row["context"], ruler)
-            length, depth = cells[(number + turn) % len(cells)]
+            length, depth = cell
             tokens = int(length or len(book) + ruler.count(" " + row["needle"]))
             placed = after_sentence(book, row["needle"], tokens=tokens, depth=depth)
             facts = {"length": tokens, "depth": depth}
         prompt, at = nolima.prompt_of(nolima.TEMPLATE, "", placed, row["question"])
         found.append(
             {
-                "id": row["id"] if not facts else f"{row['id']}_{facts['length']}_{depth:g}",
+                "id": row["id"]
+                if not facts
+                else f"{row['id']}_{facts['length']}_{facts['depth']:g}",
                 "prompt": prompt,
                 "answers": [row["answer"]],
                 "question": row["question"],
@@ -149,5 +229,14 @@ def detection(
                 **facts,
             }
         )
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found, {"source": "file", "file": shown(path), "sha256": sha256, "split": "as given"}
+    source: dict[str, Any] = {
+        "source": "file",
+        "file": shown(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "split": "as given",
+    }
+    if lengths:
+        source["lengths"] = [int(n) for n in lengths]
+    if any(cell for _, cell in planned):
+        source["depths"] = [float(x) for x in depths or nolima.PAPER_DEPTHS]
+    return found, source
