@@ -12,14 +12,13 @@ those of `lm_eval_locos.statistics`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lm_eval_locos.errors import DataError, LocosError
+from lm_eval_locos.errors import DataError
 from lm_eval_locos.reporting.pairing import Entry, both, describe_models, entries, model_key
-from lm_eval_locos.reporting.results import Run, Task
-from lm_eval_locos.reporting.task_rows import measured
+from lm_eval_locos.reporting.results import Run, Task, known_form
+from lm_eval_locos.reporting.task_rows import by_family
 from lm_eval_locos.statistics import Estimate, FamilyScores, Interval, specificity
 
 
@@ -164,50 +163,9 @@ def compare(
     )
 
 
-def _by_family(run: Run) -> Run:
-    """The run with a task a family for each that asked under conditions (``locos_specificity``).
-
-    What is compared is the answers under the condition that it measured.
-    """
-    tasks: dict[str, Task] = {}
-    condition = run.condition
-    for name, task in run.tasks.items():
-        families = task.own.get("families")
-        if not families:
-            tasks[name] = task
-            continue
-        condition = str(measured(task.own, run)[0])
-        for family, of in families.items():
-            samples = [s for s in task.samples or () if s.family == family]
-            asked = [(s, *s.conditions.get(condition, (None, None))) for s in samples]
-            scored = [
-                replace(s, scores={of["metric"]: score}, response=answer, conditions={})
-                for s, answer, score in asked
-                if answer is not None and score is not None
-            ]
-            mean = math.fsum(s.scores[of["metric"]] for s in scored) / max(len(scored), 1)
-            tasks[f"{name}:{family}"] = replace(
-                task,
-                name=f"{name}:{family}",
-                family=family,
-                metrics={of["metric"]: mean},
-                own={},
-                hash=None,
-                samples=None if task.samples is None else tuple(scored),
-            )
-    return replace(run, tasks=tasks, condition=condition)
-
-
 def _one(runs: Sequence[Run], letter: str) -> Entry:
-    try:
-        found = entries([_by_family(run) for run in runs], [])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, LocosError):
-            raise
-        raise DataError(
-            f"{letter}: a task recorded its conditions in a form that is not known "
-            f"({type(error).__name__}: {error}). Run it again with this version of lm-eval-locos."
-        ) from error
+    with known_form(f"{letter}: a task recorded its conditions in a form"):
+        found = entries([by_family(run) for run in runs], [])
     if len(found) > 1:
         shown = [f"{entry.run.path} ({entry.condition})" for entry in found[:3]]
         listed = "; ".join(shown + ["..."] * (len(found) > 3))

@@ -145,8 +145,7 @@ def sweep(
         DataError: the folder holds another sweep, or this one without ``resume``.
         LocosError: an unknown task, or a ranking that does not fit the model.
     """
-    if limit is not None and limit <= 0:
-        raise LocosError(f"limit={limit}: expected a number of documents, or a share below 1.")
+    check_limit(limit)
     manager = manager or manager_of(tasks, model_args, metadata)
     folder = Path(output)
     for ranking in rankings.values():
@@ -192,6 +191,12 @@ def sweep(
                 os.replace(Path(temporary) / "results", folder / run.name)
             bar.update()
     return [folder / run.name for run in runs]
+
+
+def check_limit(limit: float | None) -> None:
+    """Raises LocosError for a limit that leaves no document."""
+    if limit is not None and limit <= 0:
+        raise LocosError(f"--limit {limit:g}: expected a number of documents, or a share below 1.")
 
 
 def manager_of(

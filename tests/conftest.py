@@ -19,10 +19,12 @@ from tiny import tiny_model
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
-# For CI: the same random cases each time, so that only a change can turn it red.
+# HYPOTHESIS_PROFILE=fixed, as CI sets it: the same random cases each time, so that only a change
+# can turn it red.
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

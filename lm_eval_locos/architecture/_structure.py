@@ -168,7 +168,7 @@ class Architecture:
         heads, known = list(heads), set(self.heads)
         if not (wrong := [head for head in heads if head not in known]):
             return
-        if self.hybrid and wrong[0].layer in set(range(self.num_layers)) - self.layers.keys():
+        if wrong[0].layer in range(self.num_layers) and wrong[0].layer not in self.layers:
             raise ModelError(
                 f"head {wrong[0]} does not exist: layer {wrong[0].layer} of this "
                 f"{self.model_type} model has no attention. Choose heads of the layers "

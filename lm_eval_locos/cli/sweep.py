@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     model_args = {"pretrained": arguments.model, **extra}
     tasks, metadata = arguments.tasks.split(","), _metadata(arguments.metadata)
     limit = _limit(arguments.limit)
+    sweep.check_limit(limit)
     manager = sweep.manager_of(tasks, model_args, metadata)  # before the model is loaded
     size = arguments.batch_size
     lm = LocosAblatedLM(
@@ -138,10 +139,6 @@ def _whole(text: str) -> int:
 
 def _limit(value: float | None) -> int | float | None:
     """The harness takes a number of documents, or below 1 a share of them."""
-    from lm_eval_locos.errors import LocosError
-
-    if value is not None and value <= 0:
-        raise LocosError(f"--limit {value:g}: expected a number of documents, or a share below 1.")
     return int(value) if value is not None and value >= 1 else value
 
 

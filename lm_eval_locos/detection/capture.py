@@ -71,7 +71,7 @@ def capturing(
     layers, name = architecture.layers, architecture.kernel
     if architecture.through_interface:
         name = {"sdpa": SDPA, "eager": EAGER}[name]
-    capture = Capture(architecture, first_row, seen, name == EAGER)
+    capture = Capture(architecture, first_row, seen)
     try:
         _active = capture
         with ExitStack() as stack:

@@ -147,16 +147,10 @@ class LayerCapture:
 
 
 class Capture:
-    """What is kept of one batch: ``layers[i]`` of decoder layer i, if it has attention.
+    """What is kept of one batch: ``layers[i]`` of decoder layer i, if it has attention."""
 
-    Attributes:
-        materialises: whether the attention forms the matrix of the rows that are fed at a time.
-    """
-
-    def __init__(
-        self, architecture: Architecture, first_row: int, seen: int, materialises: bool
-    ) -> None:
-        self.first_row, self.materialises = first_row, materialises
+    def __init__(self, architecture: Architecture, first_row: int, seen: int) -> None:
+        self.first_row = first_row
         self.layers = {
             index: LayerCapture(layer, architecture.gate_slices, seen)
             for index, layer in architecture.layers.items()

@@ -236,7 +236,8 @@ class Engine:
         # Kernels skip the upper triangle of a plain causal mask only. Where the mask is another
         # one, pieces leave out most of that triangle, and the mask stays small; so do attention
         # matrices where the family has no kernel without them.
-        size = self._piece if padded or past or capture.materialises else width
+        eager = self.architecture.kernel == "eager"
+        size = self._piece if padded or past or eager else width
         for start in range(past, width, size):
             end = min(start + size, width)
             chosen = step(ids[:, start:end], end)

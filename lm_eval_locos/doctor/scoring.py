@@ -139,7 +139,7 @@ def attention(subject: Subject) -> Finding:
             worst, far = error, index
     told = "bit-equal to" if exact else "within the tolerance of"
     # Eager attention, the only one with a soft cap or sinks, rounds its logits to the dtype.
-    rounded = subject.coarse and subject.recording.capture.materialises
+    rounded = subject.coarse and subject.architecture.kernel == "eager"
     most = subject.tolerance if rounded else subject.tight
     what = f"relative error {worst:.1e} in layer {far} (at most {most:g})"
     if worst > most and rounded:

@@ -208,7 +208,8 @@ class Measures:
             seed=self.seed,
             level=level,
         )
-        return [self._row(row, board) for row in board.rows]
+        whole = {run.path: run for run in self._everything}  # with the tasks whose score is NaN
+        return [self._row(row, board, whole) for row in board.rows]
 
     def _usable(self, run: Run) -> dict[str, Task]:
         """The tasks that are paired here; one whose metric is NaN has no score: see `_broken`."""
@@ -219,8 +220,7 @@ class Measures:
             and chosen_metric(task, self.metrics) not in task.not_finite
         }
 
-    def _row(self, row: Row, board: Board) -> Subject:
-        whole = {run.path: run for run in self._everything}  # with the tasks whose score is NaN
+    def _row(self, row: Row, board: Board, whole: Mapping[str, Run]) -> Subject:
         mine = [whole[run.path] for run in board.runs if run.path in row.runs]
         problems: dict[str, str] = {}
         bases = [whole[run.path] for run in board.runs if run.is_baseline]

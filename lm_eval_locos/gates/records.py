@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_eval_locos.errors import DataError
-from lm_eval_locos.reporting.results import Task
+from lm_eval_locos.reporting.results import Task, known_form
 from lm_eval_locos.reporting.text import SIDES, number, title
 from lm_eval_locos.statistics import FLOOR, Estimate, Interval
 
@@ -62,15 +62,8 @@ def recorded(
     Raises:
         DataError: statistics that are not of the known form.
     """
-    try:
+    with known_form(f"{path}: the statistics of {task.name} have a form"):
         return _recorded(task, record, reported, path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{path}: the statistics of {task.name} have a form that is not known "
-            f"({type(error).__name__}: {error}). Run it again with this version of lm-eval-locos."
-        ) from error
 
 
 def _recorded(

@@ -14,12 +14,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval_locos.errors import DataError
+from lm_eval_locos.errors import DataError, LocosError
 from lm_eval_locos.files import expanded
 from lm_eval_locos.reporting.samples import Sample, read_samples
 from lm_eval_locos.reporting.text import BUNDLED_MARK, clean, family_of, number
@@ -171,15 +172,28 @@ def _read(path: Path) -> Run | None:
             f"{path}: not a results file of the harness: expected results, configs and config, "
             f"seen {seen}. {_NEXT}"
         )
-    try:
+    advice = "Run it again with lm_eval 0.4.13 or later, or leave the file out."
+    with known_form(f"{path}: a results file of a shape", advice):
         return _run(path, hashlib.sha256(data).hexdigest(), clean(content))
+
+
+@contextmanager
+def known_form(
+    what: str, advice: str = "Run it again with this version of lm-eval-locos."
+) -> Iterator[None]:
+    """What fails in the block for want of a key or a type becomes a `DataError`.
+
+    Args:
+        what: begins the message, which goes on "that is not known".
+        advice: ends it.
+    """
+    try:
+        yield
+    except LocosError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(
-            f"{path}: a results file of a shape that is not known "
-            f"({type(error).__name__}: {error}). Run it again with lm_eval 0.4.13 or later, or "
-            "leave the file out."
+            f"{what} that is not known ({type(error).__name__}: {error}). {advice}"
         ) from error
 
 

@@ -7,6 +7,7 @@ conditions and all statistics with their intervals; without them the metrics are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -109,19 +110,50 @@ def _pairs(
 ) -> Pairs:
     """The family's documents with their answers without and with ablation."""
     metric = metrics.get(family) or "score"
-
-    def under(sample: Sample, condition: str) -> Sample | None:
-        answer, score = sample.conditions.get(condition, (None, None))
-        if answer is None or score is None:
-            return None
-        return replace(sample, scores={metric: score}, response=answer, conditions={})
-
     found = [
-        (under(sample, baseline), under(sample, ablated))
+        (_under(sample, baseline, metric), _under(sample, ablated, metric))
         for sample in sorted(task.samples or (), key=lambda sample: sample.document)
         if sample.family == family
     ]
     return tuple((before, after) for before, after in found if before and after)
+
+
+def _under(sample: Sample, condition: str, metric: str) -> Sample | None:
+    """The document's answer and score under one condition; None where it was skipped."""
+    answer, score = sample.conditions.get(condition, (None, None))
+    if answer is None or score is None:
+        return None
+    return replace(sample, scores={metric: score}, response=answer, conditions={})
+
+
+def by_family(run: Run) -> Run:
+    """The run with a task a family in the place of each such task.
+
+    Its answers and scores are those under the condition that the task measured.
+    """
+    tasks: dict[str, Task] = {}
+    condition = run.condition
+    for name, task in run.tasks.items():
+        families = task.own.get("families")
+        if not families:
+            tasks[name] = task
+            continue
+        condition = str(measured(task.own, run)[0])
+        for family, of in families.items():
+            metric = of["metric"]
+            asked = [s for s in task.samples or () if s.family == family]
+            scored = [s for one in asked if (s := _under(one, condition, metric)) is not None]
+            mean = math.fsum(s.scores[metric] for s in scored) / max(len(scored), 1)
+            tasks[f"{name}:{family}"] = replace(
+                task,
+                name=f"{name}:{family}",
+                family=family,
+                metrics={metric: mean},
+                own={},
+                hash=None,
+                samples=None if task.samples is None else tuple(scored),
+            )
+    return replace(run, tasks=tasks, condition=condition)
 
 
 def _estimate(task: Task, metric: str, stated: Mapping[str, Any] | None) -> Estimate:
